@@ -163,6 +163,10 @@ def adopt(name: str, value: Any) -> Gradient:
     if _comes_from(value, "torch") and hasattr(value, "layout"):
         return _from_torch(name, value)
     if _comes_from(value, "jax", "jaxlib"):
+        if any(cls.__name__ == "Tracer" for cls in type(value).__mro__):
+            raise GradientError(
+                f"{name}: got an array that JAX traces, without values; inside jit use espresso_mpi.jax.sync(grads)"
+            )
         return _from_jax(name, value)
     if hasattr(value, "__cuda_array_interface__"):
         return _from_cuda(name, value, value.shape, str(value.dtype))
@@ -192,6 +196,8 @@ def _meant(value: Any) -> str:
         )
     if hasattr(value, "param_groups"):
         return " (an optimizer: pass the gradients, p.grad of its parameters, before its step)"
+    if isinstance(value, Iterator):
+        return " (an iterator: pass a list, such as [p.grad for p in model.parameters()])"
     return ""
 
 

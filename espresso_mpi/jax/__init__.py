@@ -32,15 +32,17 @@ def sync(grads: Any, session: Session | None = None, *, ordered: bool = True, af
     Args:
         grads: arrays in any tree of JAX; float32, float16, bfloat16 or float64. None stands for no array.
         session: default: ``espresso_mpi.default_session()``.
-        ordered: JAX keeps the calls in program order, in a program and between programs, which takes its slower way of
-            starting a program. False leaves the order to the data: each call must need the result of the one before
-            it, as in a training step that is called with the weights of the step before.
+        ordered: JAX keeps the calls of a thread in program order, in a program and between programs, which takes its
+            slower way of starting a program. False leaves the order to the data: each call must need the result of the
+            one before it, as in a training step that is called with the weights of the step before.
         after: orders the calls by data, and needs no ordered effects: 0 for the first call of a program, and for every
             other one the token that the call before it returned, also in another program. Calls that share a session
             must follow each other in one chain: two that do not can change places on one rank.
 
     Returns:
         the same tree with new arrays; with ``after``, a pair of this tree and the next token, an int32.
+
+    Calls of several threads need a session each: two calls of one session at the same time are an error.
 
     An error of ``Session.sync`` in a program comes as ``jax.errors.JaxRuntimeError``, with its name and text.
 

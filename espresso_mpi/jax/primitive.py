@@ -13,8 +13,10 @@ import dataclasses
 import itertools
 import logging
 import math
+import threading
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property, lru_cache
 from typing import Any, NoReturn
 
@@ -52,12 +54,17 @@ class Site:
 
     def by_callback(self, *arrays: Any) -> list[np.ndarray]:
         """The means of the arrays; numpy only: jax.numpy in a callback can deadlock."""
-        for target, array in zip(self._memory.values(), arrays):
-            np.copyto(target, np.asarray(array))
-        return [*self.means(self._memory).values(), *(_next(token) for token in self.tokens(arrays))]
+        with _alone(self.session):
+            for target, array in zip(self._memory.values(), arrays):
+                np.copyto(target, np.asarray(array))
+            return [*self._means(self._memory).values(), *(_next(token) for token in self.tokens(arrays))]
 
     def means(self, arrays: dict[str, Any]) -> dict[str, Any]:
         """The means of arrays by name, in place where they can be changed."""
+        with _alone(self.session):
+            return self._means(arrays)
+
+    def _means(self, arrays: dict[str, Any]) -> dict[str, Any]:
         if not self.dense:
             result: dict[str, Any] = self.session.sync(arrays)
             return result
@@ -110,12 +117,37 @@ class Site:
         return {name: np.empty(shape.shape, shape.dtype) for name, shape in zip(self.names, self.shapes)}
 
 
+_busy: weakref.WeakKeyDictionary[Session, threading.Lock] = weakref.WeakKeyDictionary()
+
+
+@contextmanager
+def _alone(session: Session) -> Iterator[None]:
+    """A call, at the same time as no other one of the session: ranks could take two in different orders.
+
+    Raises:
+        ConfigError: another one is under way. The session ends, on all ranks.
+    """
+    busy = _busy.setdefault(session, threading.Lock())
+    if not busy.acquire(blocking=False):
+        error = ConfigError(
+            "sync: two calls of one session run at the same time, so ranks may take them in different orders and mix "
+            "their gradients; order them by after= (docs/jax.md), or use a session for each thread"
+        )
+        session.__exit__(ConfigError, error, None)
+        raise error
+    try:
+        yield
+    finally:
+        busy.release()
+
+
 _sites: weakref.WeakValueDictionary[int, Site] = weakref.WeakValueDictionary()
 
 
 def averaged(site: Site, arrays: list[Any]) -> list[Any]:
     """The means of arrays over the ranks, and the next token, in the program that is being traced, or at once."""
-    primitive = _primitive()
+    with _MAKING:
+        primitive = _primitive()
     if primitive is None:
         return _by_callback(*arrays, site=site)
     return list(primitive.bind(*arrays, site=site))
@@ -151,6 +183,10 @@ def _execute(call: abi.Call) -> None:
     site.in_place(tuple(rets))
     for token in site.tokens(rets):
         ctypes.c_int32.from_address(token).value += 1
+
+
+_MAKING = threading.Lock()
+"""XLA takes one handler of a name; two threads would register two."""
 
 
 @lru_cache(maxsize=1)

@@ -27,7 +27,10 @@ def averaged_tree(grads: Any, session: Session, ordered: bool, after: Any, dense
     shapes = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
     if after is None:
         return jax.tree_util.tree_unflatten(tree, averaged(Site(session, names, shapes, ordered, dense=dense), leaves))
-    token = jax.numpy.asarray(after, jax.numpy.int32)
+    given = jax.numpy.asarray(after)
+    if given.shape or not jax.numpy.issubdtype(given.dtype, jax.numpy.integer):
+        raise ConfigError(f"after: got {given.dtype}{given.shape}; expected 0, or the token of the call before")
+    token = given.astype(jax.numpy.int32)
     *means, token = averaged(Site(session, names, shapes, False, counted=True, dense=dense), [*leaves, token])
     return jax.tree_util.tree_unflatten(tree, means), token
 

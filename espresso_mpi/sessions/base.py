@@ -291,7 +291,7 @@ class SessionBase:
     def close(self) -> None:
         """Finish all pushes, and free the communicator and the shared memory. Collective.
 
-        On a session that has failed, it does nothing.
+        On a session that has failed, it does nothing. An error ends the session all the same.
 
         Raises:
             EspressoError: as ``wait_all``. RankTimeoutError: a rank did not come.
@@ -307,8 +307,16 @@ class SessionBase:
             self.wait_all()
         finally:
             if self.usable:
-                self._together("close", self._transport.close)
-                self._engine.shutdown("it was closed", notify=False)
+                self._close()
+
+    def _close(self) -> None:
+        try:
+            self._together("close", self._transport.close)
+        except EspressoError as error:  # such as another call of another rank, whose own close would wait for this one
+            if self.usable:
+                self._engine.shutdown(f"its close() failed: {error}")
+            raise
+        self._engine.shutdown("it was closed", notify=False)
 
     def __deepcopy__(self: S, known: Any) -> S:
         """A copy of what holds a session, such as a model, has the same session."""

@@ -13,6 +13,7 @@
 - ``onebit_adam``, ``onebit_lamb``, ``zero_one_adam``, ``momentum_sgd``, ``demo``, ``synchronised``: the optimizers of
   ``espresso_mpi.optim`` as optimizers of torch.
 - ``replicas``: parameters and buffers that must be equal on all ranks.
+- ``loss_scale``: residuals in the scale of a ``GradScaler``.
 - ``states``: states of sessions as torch tensors.
 - ``advice``: warns of compressors that do not train with an optimizer.
 
@@ -29,6 +30,7 @@ from .demo import DeMo
 from .gradient_sync import GradientSync
 from .groups import group_session
 from .hooks import push_hook
+from .loss_scale import follow_scaler
 from .momentum_sgd import MomentumSGD
 from .onebit_adam import OnebitAdam
 from .onebit_lamb import OnebitLamb
@@ -51,6 +53,7 @@ __all__ = [
     "broadcast_module",
     "check_replicas",
     "ddp_hook",
+    "follow_scaler",
     "from_tensors",
     "group_session",
     "hook_accelerator",

@@ -9,6 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ..errors import ConfigError
 from ..session import Session
 from .ddp import ddp_hook
+from .loss_scale import follow_scaler
 
 
 def hook_accelerator(accelerator: Any, session: Session) -> None:
@@ -19,10 +20,11 @@ def hook_accelerator(accelerator: Any, session: Session) -> None:
     Args:
         accelerator: made under ``mpirun``, after ``torch.distributed.init_process_group("espresso")``; on CPUs with
             ``Accelerator(cpu=True)``.
-        session: over all ranks.
+        session: over all ranks; with ``mixed_precision="fp16"`` of ``nonfinite="skip_all"``.
 
     Raises:
-        ConfigError: the accelerator has another number of processes than the session has ranks.
+        ConfigError: the accelerator has another number of processes than the session has ranks, or a scaler that does
+            not go with the session.
 
     Example:
         >>> accelerator = Accelerator(cpu=True)  # doctest: +SKIP
@@ -35,6 +37,8 @@ def hook_accelerator(accelerator: Any, session: Session) -> None:
             f"{session.topology.size} rank(s); start the program by mpirun, call init_process_group('espresso') before "
             f"the Accelerator is made, and on CPUs make it by Accelerator(cpu=True)"
         )
+    if accelerator.scaler is not None:
+        follow_scaler(session, accelerator.scaler)
     prepare = accelerator.prepare_model
 
     def prepared(model: Any, *arguments: Any, **more: Any) -> Any:

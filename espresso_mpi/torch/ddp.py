@@ -20,6 +20,7 @@ from ..errors import ConfigError
 from ..session import Session
 from ..sessions.handles import Handle
 from . import advice, names
+from .loss_scale import follow
 from .overlap import Overlap
 
 
@@ -29,16 +30,21 @@ def ddp_hook(session: Session, bucket: distributed.GradBucket) -> torch.futures.
     Each gradient is pushed under the name of its parameter, so residuals stay with their parameters when DDP rebuilds
     its buckets. The result is that of ``session.sync``, bit for bit. The process group of DDP (gloo, nccl, …) carries
     the rest: parameters at the start, and buffers. The first 16 steps find out what is quicker, as in ``GradientSync``:
-    to push each bucket during the backward pass, or to synchronise all of them at its end.
+    to push each bucket during the backward pass, or to synchronise all of them at its end. A loop with a ``GradScaler``
+    calls ``follow_scaler(session, scaler)`` once.
 
     Raises:
-        ConfigError: the ranks of the process group are not those of the session, the bucket is of no DDP model, or
-            another model of the session has parameters of the same names; others as ``Handle.wait``; from
-            ``backward()``.
+        ConfigError: the state is no session, the ranks of the process group are not those of the session, the bucket
+            is of no DDP model, or another model of the session has parameters of the same names; others as
+            ``Handle.wait``; from ``backward()``.
 
     Example:
         >>> ddp.register_comm_hook(session, espresso_mpi.torch.ddp_hook)  # doctest: +SKIP
     """
+    if not isinstance(session, Session):
+        raise ConfigError(
+            f"ddp_hook: got {session!r} as its state; expected a Session: register_comm_hook(session, ddp_hook)"
+        )
     known = _KNOWN.get(session)
     if known is None:
         known = _KNOWN[session] = _Backward(session)
@@ -92,6 +98,7 @@ class _Backward:
         if bucket.index() == 0:  # a pass before this one may have failed
             model.held, model.complete = {}, False
             model.overlap.begin()
+            follow(session)
         handles = _sent(session, model, {name: gradient for (name, _), gradient in zip(known, bucket.gradients())})
         model.complete = bucket.is_last()
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future()

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from ..errors import ConfigError, GradientError
+from ..errors import ConfigError, EspressoError, GradientError, MismatchError
+from ..optim.messages import wait_for
 from ..session import Session
 from ..sessions.handles import Handle
 from . import advice, names
+from .loss_scale import follow, follow_scaler, has_unscaled
 from .overlap import TOGETHER, Groups, Overlap
 from .replicas import broadcast_module
 from .states import KeepsState
@@ -71,13 +74,9 @@ class GradientSync(KeepsState):
             options = {"nonfinite": "skip_all", **options}
         self._owns = session is None
         self.session = Session(**options) if session is None else session
-        if scaler is not None and self.session.nonfinite != "skip_all":
-            raise ConfigError(
-                f"GradientSync: the session has nonfinite={self.session.nonfinite!r}; a scaler needs 'skip_all', by "
-                f"which every rank skips a step in which the gradients of one overflow; open the session with that"
-            )
+        if scaler is not None:
+            follow_scaler(self.session, scaler)
         self._module, self._scaler, self._overlap = module, scaler, Overlap(overlap, self.session)
-        self._scale = scaler.get_scale() if scaler is not None else 1.0
         self._paused = self._begun = self._closed = False
         self._ready: set[str] = set()
         self._handles: list[Handle] = []
@@ -86,6 +85,12 @@ class GradientSync(KeepsState):
         self._hooked: dict[str, tuple[torch.nn.Parameter, Any]] = {}
         if not any(p.requires_grad for p in module.parameters()):
             raise ConfigError(f"GradientSync: {type(module).__name__} has no parameter that requires a gradient")
+        sharded = next((name for name, p in module.named_parameters() if type(p).__name__ == "DTensor"), None)
+        if sharded is not None:
+            raise ConfigError(
+                f"GradientSync: {sharded} is a DTensor, of which each rank has a part; use ShardSync for modules that "
+                f"fully_shard has sharded"
+            )
         if broadcast:
             broadcast_module(module, self.session)
         self._hook_new()
@@ -116,28 +121,26 @@ class GradientSync(KeepsState):
         """Wait until all gradients of this step are the means over the ranks. Every rank must call it once a step.
 
         Raises:
-            EspressoError: as ``Session.wait_all``.
+            GradientError: the scaler has unscaled the gradients already; others as ``Session.wait_all``.
         """
         if self._closed:
             raise ConfigError("wait: this GradientSync was closed; make a new one, and remove what attach() returned")
-        self._begin()
-        self._hook_new()
-        self._push_rest()
-        ready, self._ready, self._begun = self._ready, set(), False
-        handles, self._handles = self._handles, []
-        self._sent.clear()
-        if not self._overlap.now:
-            self.session.sync({name: self._hooked[name][0].grad for name in sorted(ready)})
-            self._overlap.step_ended()
-            return
-        errors = []
-        for handle in handles:
-            try:
-                handle.wait()
-            except Exception as error:  # all have ended when the first is raised
-                errors.append(error)
-        if errors:
-            raise errors[0]
+        try:
+            self._require_scaled()
+            self._begin()
+            self._hook_new()
+            self._push_rest()
+            if self._overlap.now:
+                wait_for(self._handles)
+            else:
+                self.session.sync({name: self._hooked[name][0].grad for name in sorted(self._ready)})
+        except EspressoError:
+            with suppress(EspressoError):  # no gradient is under way any more
+                wait_for(self._handles)
+            raise
+        finally:  # whatever failed, the next backward pass begins a step
+            self._ready, self._begun, self._handles = set(), False, []
+            self._sent.clear()
         self._overlap.step_ended()
 
     def attach(self, optimizer: torch.optim.Optimizer) -> Any:
@@ -174,13 +177,27 @@ class GradientSync(KeepsState):
                     known[1].remove()
                     names.free(self.session, name, known[0])
                 names.take(self.session, name, parameter)
-                hook = parameter.register_post_accumulate_grad_hook(lambda p, name=name: self._accumulated(name, p))
-                self._hooked[name] = parameter, hook
+                self._hooked[name] = parameter, parameter.register_post_accumulate_grad_hook(self._hook(name))
         if new:
             self._alone.add(new)
             self._together.add(new)
 
-    def _accumulated(self, name: str, parameter: torch.nn.Parameter) -> None:
+    def _hook(self, name: str) -> Callable[[torch.Tensor], None]:
+        """A hook of a parameter. It does not keep this alive: Python cannot free a cycle through a hook of torch."""
+        own = weakref.ref(self)
+
+        def hook(parameter: torch.Tensor) -> None:
+            sync = own()
+            if sync is None:
+                raise GradientError(
+                    f"{name}: its GradientSync is gone, so nothing averages its gradient; keep the GradientSync as "
+                    f"long as the model trains, or close() it first"
+                )
+            sync._accumulated(name)
+
+        return hook
+
+    def _accumulated(self, name: str) -> None:
         if self._paused:
             return
         if name in self._ready:
@@ -213,16 +230,26 @@ class GradientSync(KeepsState):
             return
         self._begun = True
         self._overlap.begin()
-        if self._scaler is not None and self._scaler.is_enabled():
-            scale = self._scaler.get_scale()
-            self.session.rescale(scale / self._scale)
-            self._scale = scale
+        follow(self.session)
+
+    def _require_scaled(self) -> None:
+        if self._scaler is not None and has_unscaled(self.session, (p for p, _ in self._hooked.values())):
+            raise GradientError(
+                "wait: scaler.unscale_() came before wait(), so the scaler has not seen the gradients that travel, and "
+                "the replicas would diverge; call wait() before scaler.unscale_() and scaler.step()"
+            )
 
     def _push_rest(self) -> None:
         """Push what this backward pass had no gradient of and the one of another rank, or an earlier one here, had."""
         rest = {name: p for name, (p, _) in self._hooked.items() if p.requires_grad}
         used = np.array([name in self._ready or p.grad is not None for name, p in rest.items()], np.uint8)
-        self.session.allreduce(used, op="max", name="GradientSync.used")
+        try:
+            self.session.allreduce(used, op="max", name="GradientSync.used")
+        except MismatchError as error:
+            raise MismatchError(
+                f"wait: {error}; if they bring as many elements as parameters that require a gradient ({used.size} "
+                f"here), freeze the same parameters on every rank"
+            ) from error
         for (name, parameter), somewhere in zip(rest.items(), used):
             if name in self._ready or not somewhere:
                 continue

@@ -22,6 +22,7 @@ from ..errors import ConfigError, EspressoError
 from ..session import Session
 from .ddp import ddp_hook
 from .groups import group_session
+from .loss_scale import follow_scaler
 from .process_group import ProcessGroup
 
 _LOG = logging.getLogger("espresso_mpi")
@@ -37,8 +38,8 @@ class EspressoStrategy(DDPStrategy):
         compressor: of the session.
         session: over all ranks; default: a new one, opened when training begins. It stays open, so that residuals
             are kept from one ``fit`` to the next.
-        options: further options of the new session, as for ``espresso_mpi.Session``; for ``precision="16-mixed"``,
-            ``{"nonfinite": "skip_all"}``.
+        options: further options of the new session, as for ``espresso_mpi.Session``; ``nonfinite`` is by default
+            ``"skip_all"`` with ``precision="16-mixed"``, whose scaler the residuals follow.
         process_group_backend: for everything but gradients.
         more: as for ``DDPStrategy``, such as ``find_unused_parameters``.
 
@@ -72,8 +73,14 @@ class EspressoStrategy(DDPStrategy):
     def session(self) -> Session:
         """What averages the gradients. The first use opens it, on all ranks."""
         if self._session is None or not self._session.usable:
-            self._session = group_session(**self._options)
+            scaled = {} if self._scaler is None else {"nonfinite": "skip_all"}
+            self._session = group_session(**{**scaled, **self._options})
         return self._session
+
+    @property
+    def _scaler(self) -> Any:
+        """The scaler of the precision, or None."""
+        return getattr(self.precision_plugin, "scaler", None)
 
     def setup_environment(self) -> None:
         """Refuse a trainer for other ranks than those of MPI, and open the process group and the session."""
@@ -91,6 +98,8 @@ class EspressoStrategy(DDPStrategy):
     def _register_ddp_hooks(self) -> None:
         """Lightning itself registers hooks on GPUs only."""
         self.model.register_comm_hook(self.session, ddp_hook)
+        if self._scaler is not None:
+            follow_scaler(self.session, self._scaler)
 
     def on_exception(self, exception: BaseException) -> None:
         """Let the other ranks know of it: they may wait for this one. Of the library's own errors they know."""

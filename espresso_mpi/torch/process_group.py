@@ -173,6 +173,10 @@ class ProcessGroup(distributed.ProcessGroup):
         if self._opened is not None:
             self._opened.abort(f"rank {self.getRank()} aborted the process group {self._name!r}")
 
+    def _require_one_each(self, what: str, tensors: Sequence[Any]) -> None:
+        if len(tensors) != self.getSize():
+            raise ConfigError(f"{what}: a list of {len(tensors)} tensors; expected {self.getSize()}, one of each rank")
+
     # --- names --------------------------------------------------------------------------------------------------------
 
     def getBackendName(self) -> str:
@@ -231,8 +235,8 @@ class ProcessGroup(distributed.ProcessGroup):
         return self._reduce_scatter(output, input.detach().clone(), opts)
 
     def _reduce_scatter(self, output: torch.Tensor, own: torch.Tensor, opts: Any) -> HandleWork | EndedWork:
-        call, x = self._session.reduce_scatter, own.reshape(-1)
-        return work_of(self._call(call, x, _op(opts), opts=opts, out=_flat(output)), [output])
+        call, x, (out, after) = self._session.reduce_scatter, own.reshape(-1), _target(output)
+        return work_of(self._call(call, x, _op(opts), opts=opts, out=out), [output], after)
 
     reduce_scatter_single = _reduce_scatter_base
 
@@ -247,6 +251,7 @@ class ProcessGroup(distributed.ProcessGroup):
     def reduce_scatter(self, outputs: Sequence[torch.Tensor], inputs: Sequence[Any], opts: Any = None) -> Any:
         works = []
         for output, each in zip(outputs, inputs):
+            self._require_one_each("reduce_scatter", each)
             if len({x.numel() for x in each}) > 1:
                 works.append(self._scatter_uneven(output, each, _op(opts)))
             else:
@@ -269,7 +274,8 @@ class ProcessGroup(distributed.ProcessGroup):
         return work_of(handles, list(tensors))
 
     def _allgather_base(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
-        return work_of(self._call(self._session.allgather, _read(input), opts=opts, out=_flat(output)), [output])
+        out, after = _target(output)
+        return work_of(self._call(self._session.allgather, _read(input), opts=opts, out=out), [output], after)
 
     all_gather_single = _allgather_base
 
@@ -287,6 +293,7 @@ class ProcessGroup(distributed.ProcessGroup):
     def allgather(self, outputs: Sequence[Any], inputs: Sequence[torch.Tensor], opts: Any = None) -> Any:
         handles, after = [], list[Callable[[], None]]()
         for each, x in zip(outputs, inputs):
+            self._require_one_each("all_gather", each)
             if len({part.numel() for part in each}) > 1:
                 handles += self._gather_uneven(each, x, after)
                 continue
@@ -306,6 +313,8 @@ class ProcessGroup(distributed.ProcessGroup):
     def gather(self, outputs: Sequence[Any], inputs: Sequence[torch.Tensor], opts: Any) -> Any:
         handles, after = [], list[Callable[[], None]]()
         for number, x in enumerate(inputs):
+            if self.getRank() == opts.rootRank:
+                self._require_one_each("gather", outputs[number])
             whole = x.new_empty((self.getSize(), *x.shape)) if self.getRank() == opts.rootRank else None
             out = None if whole is None else _flat(whole)
             handles += self._call(self._session.gather, _read(x), opts=opts, root=opts.rootRank, out=out)
@@ -315,29 +324,34 @@ class ProcessGroup(distributed.ProcessGroup):
 
     def scatter(self, outputs: Sequence[torch.Tensor], inputs: Sequence[Any], opts: Any) -> Any:
         root, me, size = opts.rootRank, self.getRank(), self.getSize()
-        handles = []
+        handles, after = [], list[Callable[[], None]]()
         for number, output in enumerate(outputs):
+            if me == root:
+                self._require_one_each("scatter", inputs[number])
             one = output.numel()
             given = torch.cat([x.reshape(-1) for x in inputs[number]]) if me == root else output.new_empty(0)
             splits = [one] * size if me == root else [0] * size
             received = [one if rank == root else 0 for rank in range(size)]
-            call, out = self._session.alltoall, _flat(output)
+            call, (out, copied) = self._session.alltoall, _target(output)
             handles += self._call(call, given, opts=opts, splits=splits, received=received, out=out)
-        return work_of(handles, list(outputs))
+            after += copied
+        return work_of(handles, list(outputs), after)
 
     def alltoall_base(
         self, output: torch.Tensor, input: torch.Tensor, output_splits: Any, input_splits: Any, opts: Any = None
     ) -> Any:
         size = self.getSize()
-        rows = max(1, int(np.prod(input.shape[1:], dtype=np.int64)))
+        rows = int(np.prod(input.shape[1:], dtype=np.int64))
         sent = [n * rows for n in input_splits] or [input.numel() // size] * size
         got = [n * rows for n in output_splits] or [output.numel() // size] * size
-        call, out = self._session.alltoall, _flat(output)
-        return work_of(self._call(call, _read(input), opts=opts, splits=sent, received=got, out=out), [output])
+        call, (out, after) = self._session.alltoall, _target(output)
+        return work_of(self._call(call, _read(input), opts=opts, splits=sent, received=got, out=out), [output], after)
 
     all_to_all_single = alltoall_base
 
     def alltoall(self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None) -> Any:
+        for each in (outputs, inputs):
+            self._require_one_each("all_to_all", each)
         whole = torch.cat([x.reshape(-1) for x in inputs])
         out = outputs[0].new_empty(sum(x.numel() for x in outputs))
         sent, got = [x.numel() for x in inputs], [x.numel() for x in outputs]
@@ -389,6 +403,14 @@ def _named(op: Any) -> str:
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
     """One dimension over the same memory."""
     return tensor.detach().view(-1)
+
+
+def _target(tensor: torch.Tensor) -> tuple[torch.Tensor, list[Callable[[], None]]]:
+    """One dimension for a result, and what brings it to a tensor whose memory is strided."""
+    if tensor.is_contiguous():
+        return _flat(tensor), []
+    dense = torch.empty(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    return _flat(dense), [partial(_copied, [tensor], [dense])]
 
 
 def _read(tensor: torch.Tensor) -> torch.Tensor:

@@ -13,6 +13,7 @@ from ..errors import ConfigError, GradientError
 from ..session import Session
 from . import names
 from .groups import group_session, ranks_of
+from .loss_scale import follow
 from .states import KeepsState
 from .work import done
 
@@ -158,6 +159,7 @@ class _CompressedReduceScatter(_Allocating):
         parts = self._parts
         parts.require(group, input_tensor)
         how = parts.how(parts.session, input_tensor.numel())
+        follow(parts.session)
         parts.session.reduce_scatter(input_tensor, _op(op), out=output_tensor, **how)
         return done([output_tensor]) if async_op else None
 
@@ -187,6 +189,7 @@ class _DifferencesAllGather(_Allocating):
 def _mean_over(replicas: Session, parts: _Parts) -> Any:
     def hook(reduced: torch.Tensor) -> None:
         elements = reduced.numel() * parts.session.topology.size
+        follow(replicas)
         replicas.allreduce(reduced, **parts.how(replicas, elements))
 
     return hook

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import distributed
 
-from ..errors import RankTimeoutError
+from ..errors import RankTimeoutError, TransportError
 from ..sessions.handles import Handle
 from .futures import KeptWorks, Promise
 from .untraced import untraced
@@ -25,6 +25,8 @@ _LATE: list[RequestWork] = []
 _KEPT = KeptWorks()
 
 _NO_LIMIT = timedelta(0)
+
+_SIZES = "the tensors of send and recv must have the same size and type"
 
 _SMALL = 64
 """Elements of results that may stay in memory for a while."""
@@ -157,13 +159,22 @@ class RequestWork(distributed.Work):
 
         if not self._ended:
             statuses = [MPI.Status() for _ in self._requests]
-            if MPI.Request.Testall(self._requests, statuses):
+            try:
+                through = MPI.Request.Testall(self._requests, statuses)
+            except MPI.Exception as error:
+                raise TransportError(f"{'recv' if self._receives else 'send'}: {error}; {_SIZES}") from error
+            if through:
                 self._source = statuses[0].Get_source() if statuses else -1
-                self._finish()
+                self._finish([status.Get_count(MPI.BYTE) for status in statuses])
         return self._ended
 
-    def _finish(self) -> None:
+    def _finish(self, counts: Sequence[int]) -> None:
         self._ended = True
+        for target, count in zip(self._host, counts) if self._receives else ():
+            if count != target.nbytes:
+                raise TransportError(
+                    f"recv: {count} bytes from rank {self._source} for a tensor of {target.nbytes}; {_SIZES}"
+                )
         for target, source in zip(self._tensors, self._host) if self._receives else ():
             if target.data_ptr() != source.data_ptr():
                 target.detach().copy_(source)

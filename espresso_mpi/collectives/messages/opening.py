@@ -100,12 +100,14 @@ def duplicate(MPI: Any, comm: Any, timeout: float) -> Any:
     """The private communicator of a session. Collective.
 
     Raises:
-        RankTimeoutError: a rank did not come; it is named if the launcher allows it.
+        RankTimeoutError: a rank did not come, or has given up; it is named if the launcher allows it.
     """
     presence, waiter = Presence(MPI, comm, timeout), Waiter(timeout, oversubscribed=True)
     own, request = comm.Idup()
     with waiter.monitored(presence):
         waiter.until(request.Test, presence.absent)
+        here = own.Ibarrier()  # a rank that has given up left its part of the duplication to MPI, and comes no further
+        waiter.until(here.Test, presence.absent)
     presence.withdraw()  # not after a timeout: ranks that time out a moment later would take this one for absent
     own.Set_errhandler(MPI.ERRORS_RETURN)  # whatever the parent's does: failures are ours to name
     return own

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import io
 import os
 import threading
+import weakref
 from datetime import timedelta
 
 import numpy as np
@@ -239,6 +241,67 @@ def test_scaled_losses_are_skipped_together(world):
     session.close()
 
 
+def test_the_hook_follows_a_scaler(world, group, open_session):
+    """The residuals have the scale of the gradients, as those of GradientSync."""
+    models, scalers = [network(), network()], [torch.amp.GradScaler("cpu", 2.0, growth_interval=1) for _ in range(2)]
+    sessions = [open_session(compressor="int4", min_bytes=0, nonfinite="skip_all") for _ in models]
+    ddp = torch.nn.parallel.DistributedDataParallel(models[0])
+    ddp.register_comm_hook(sessions[0], adapter.ddp_hook)
+    adapter.follow_scaler(sessions[0], scalers[0])
+    sync = adapter.GradientSync(models[1], sessions[1], scaler=scalers[1])
+    x = torch.full((4, 40), 1.0 + world.rank)
+    for _ in range(4):
+        for model, run, scaler in zip(models, (ddp, models[1]), scalers):
+            optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+            optimizer.zero_grad()
+            scaler.scale(run(x).pow(2).mean()).backward()
+            if model is models[1]:
+                sync.wait()
+            scaler.step(optimizer)
+            scaler.update()
+        assert all(torch.equal(a, b) for a, b in zip(models[0].parameters(), models[1].parameters()))
+    kept = [session.state_dict()["arrays"] for session in sessions]
+    assert kept[0] and all(np.array_equal(value, kept[1][key]) for key, value in kept[0].items())
+    with pytest.raises(ConfigError, match="another GradScaler"):
+        adapter.follow_scaler(sessions[0], scalers[1])
+    with pytest.raises(ConfigError, match="skip_all"):
+        adapter.follow_scaler(open_session(), scalers[0])
+    scalers[1].scale(models[1](x).pow(2).mean()).backward()
+    scalers[1].unscale_(optimizer)
+    with pytest.raises(GradientError, match=r"unscale_\(\) came before wait\(\)"):
+        sync.wait()
+
+
+def test_a_step_that_failed_is_over(world, open_session):
+    model, session = network(), open_session()
+    sync, x = adapter.GradientSync(model, session), torch.ones(4, 40)
+    if world.size > 1:
+        model[2].weight.requires_grad_(world.rank > 0)
+        model(x).sum().backward()
+        with pytest.raises(MismatchError, match="freeze the same parameters on every rank"):
+            sync.wait()
+        model[2].weight.requires_grad_(True)
+    model.zero_grad()
+    model(x).sum().backward()
+    sync.wait()
+
+
+def test_a_dropped_gradient_sync_keeps_no_model_alive(open_session):
+    session = open_session()
+    for _ in range(2):  # with the same names
+        model = network()
+        sync = adapter.GradientSync(model, session)
+        weak = weakref.ref(model)
+        del model, sync
+        gc.collect()
+        assert weak() is None
+    model = network()
+    adapter.GradientSync(model, session)
+    gc.collect()
+    with pytest.raises(GradientError, match="its GradientSync is gone"):
+        model(torch.ones(4, 40)).sum().backward()
+
+
 def test_forgotten_waits_and_other_mistakes(world, open_session):
     model = network()
     sync = adapter.GradientSync(model)
@@ -459,6 +522,36 @@ def test_operations_on_the_same_and_on_strided_memory(world, group):
     parts = [torch.empty(4, 3) for _ in range(size)]
     distributed.all_gather(parts, strided)
     assert all(torch.equal(part, strided - rank + k) for k, part in enumerate(parts))
+
+
+def test_strided_results_and_lists_of_a_wrong_length(world, group):
+    size, mine = world.size, float(world.rank + 1)
+    ranks = torch.arange(1.0, size + 1)
+
+    def strided(rows):
+        return torch.zeros(3, rows).t()
+
+    out = strided(2 * size)
+    distributed.all_gather_single(out, torch.full((2, 3), mine))
+    assert torch.equal(out, ranks.repeat_interleave(2)[:, None].expand(2 * size, 3))
+    out = strided(size)
+    distributed.all_to_all_single(out, torch.full((size, 3), mine))
+    assert torch.equal(out, ranks[:, None].expand(size, 3))
+    out = strided(2)
+    distributed.reduce_scatter_single(out, torch.full((2 * size, 3), mine))
+    assert torch.equal(out, torch.full((2, 3), ranks.sum().item()))
+    parts = [torch.full((2, 3), mine + other) for other in range(size)] if world.rank == 0 else None
+    distributed.scatter(out, parts, 0)
+    assert torch.equal(out, torch.full((2, 3), mine))
+    distributed.all_to_all_single(torch.zeros(2 * size, 0), torch.zeros(2 * size, 0), [2] * size, [2] * size)
+    wrong = [torch.zeros(3)] * (size + 1)
+    for call in (
+        lambda: distributed.all_gather(wrong, torch.zeros(3)),
+        lambda: distributed.reduce_scatter(torch.zeros(3), wrong),
+        lambda: distributed.all_to_all(wrong, wrong),
+    ):
+        with pytest.raises(ConfigError, match=f"a list of {size + 1} tensors; expected {size}"):
+            call()
 
 
 def test_nothing_in_the_process_group_waits_for_ever(world, group):
