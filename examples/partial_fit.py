@@ -1,6 +1,8 @@
 """Train scikit-learn's way: each rank's `partial_fit` changes the weights, and the changes are averaged.
 
 espresso-mpi run -n 2 -- python -m mpi4py examples/partial_fit.py
+
+It needs: pip install scikit-learn
 """
 
 import numpy as np

@@ -1,6 +1,8 @@
 """Train a small transformer of Hugging Face by accelerate, with compressed gradients. Nothing is downloaded.
 
 espresso-mpi run -n 2 -- python -m mpi4py examples/train_accelerate.py
+
+It needs: pip install torch accelerate transformers
 """
 
 import argparse

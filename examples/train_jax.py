@@ -1,6 +1,8 @@
 """Train a small network in JAX: the gradients are averaged inside `jit`, by optax.
 
 espresso-mpi run -n 2 -- python -m mpi4py examples/train_jax.py
+
+It needs: pip install jax optax
 """
 
 import jax

@@ -1,6 +1,8 @@
 """Train a small network by Lightning, with compressed gradients.
 
 espresso-mpi run -n 2 -- python -m mpi4py examples/train_lightning.py
+
+It needs: pip install torch lightning
 """
 
 import argparse

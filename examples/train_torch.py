@@ -3,6 +3,8 @@
 espresso-mpi run -n 2 -- python -m mpi4py examples/train_torch.py --way sync
 espresso-mpi run -n 2 -- python -m mpi4py examples/train_torch.py --way ddp
 espresso-mpi run -n 2 -- python -m mpi4py examples/train_torch.py --way fsdp
+
+It needs: pip install torch
 """
 
 import argparse

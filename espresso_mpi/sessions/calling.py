@@ -193,7 +193,7 @@ class Calling(SessionBase):
 
     def _check_root(self, kind: str, root: int) -> None:
         if isinstance(root, bool) or not isinstance(root, int) or not 0 <= root < self.topology.size:
-            raise ConfigError(f"{kind}: root={root!r}; expected a rank, from 0 to {self.topology.size - 1}")
+            raise ConfigError(f"{kind}: root={root!r}; expected a rank, an int from 0 to {self.topology.size - 1}")
 
 
 def _raise_error_of(call: PendingCall) -> None:

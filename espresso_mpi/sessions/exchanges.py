@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -253,7 +254,10 @@ def rows_of(
         if rows % ranks:
             raise ConfigError(f"alltoall: {rows} rows for {ranks} ranks; pass splits and received, or equal parts")
         return [rows // ranks] * ranks, [rows // ranks] * ranks
-    sent, got = [int(n) for n in splits], [int(n) for n in received]
+    try:
+        sent, got = list(map(index, splits)), list(map(index, received))
+    except TypeError as error:
+        raise ConfigError(f"alltoall: splits={splits}, received={received}: {error}; expected whole numbers") from None
     if len(sent) != ranks or len(got) != ranks or min(sent + got) < 0 or sum(sent) != rows:
         raise ConfigError(
             f"alltoall: splits={sent}, received={got} for {rows} rows and {ranks} ranks; expected a number of rows for "

@@ -13,7 +13,7 @@ class Stats:
     """The statistics of a session so far, on this rank.
 
     Attributes:
-        steps: number of calls of ``sync``.
+        steps: number of calls of ``sync``; those of ``push`` count for their tensors only.
         seconds: time inside calls of ``sync`` and ``wait``.
         seconds_by: time by kind: check (the search for NaN), agree, encode, wire (collectives with their sums and
             waits), wait (the part of wire in which the rank only waited), decode. Tensors overlap, so the sum may

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 
 from espresso_mpi import optim
+from espresso_mpi.errors import ConfigError
 
 jax = pytest.importorskip("jax")
 
@@ -125,3 +128,32 @@ def test_demo_is_a_chain_of_optax(world, open_session, adapter):
         updates, state = update(grads, state)
         params = optax.apply_updates(params, updates)
         assert np.allclose(params["w"], demo.step(grads)["w"], atol=1e-7)
+
+
+def test_two_calls_of_a_session_at_once_are_an_error(world, adapter, open_session):
+    """JAX orders the effects of one thread only. The first call is held by the other ranks, or by this test."""
+    session, begun, end = open_session(), threading.Event(), threading.Event()
+
+    def held(arrays):
+        begun.set()
+        end.wait()
+        return arrays
+
+    session.sync = held
+    program = jax.jit(lambda x: adapter.sync(x, session))
+    thread = threading.Thread(target=lambda: jax.block_until_ready(program(jax.numpy.ones(4))))
+    thread.start()
+    begun.wait()
+    try:
+        with pytest.raises(Exception, match="two calls of one session run at the same time"):
+            jax.block_until_ready(jax.jit(lambda x: adapter.sync(x + 1, session))(jax.numpy.ones(4)))
+    finally:
+        end.set()
+        thread.join()
+    assert not session.usable
+
+
+@pytest.mark.parametrize("after", [1.0, True, [1, 2]])
+def test_a_token_is_a_whole_number(adapter, open_session, after):
+    with pytest.raises(ConfigError, match="the token of the call before"):
+        adapter.sync({"w": jax.numpy.ones(4)}, open_session(), after=np.asarray(after))

@@ -14,7 +14,7 @@ from patience import patient_barrier
 
 from espresso_mpi import Session
 from espresso_mpi.collectives.messages import leftovers
-from espresso_mpi.errors import EspressoError
+from espresso_mpi.errors import EspressoError, MismatchError, RankTimeoutError
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(300)]
 
@@ -140,3 +140,27 @@ def test_dropped_sessions_are_freed_when_the_next_one_opens(world, monkeypatch):
     Session(timeout=60).close()
     assert len(freed) == 3
     half.Free()
+
+
+@pytest.mark.skipif("__import__('mpi4py.MPI').MPI.COMM_WORLD.size < 2", reason="needs 2 ranks")
+def test_a_rank_that_comes_after_others_have_given_up(world):
+    """MPI completes what they have begun, so this rank finds out by a message that does not come."""
+    comm = world.Dup()
+    if world.rank == 0:
+        time.sleep(3)
+    with pytest.raises(RankTimeoutError, match="in the session to open"):
+        Session(comm, timeout=1)
+    patient_barrier(world)
+
+
+@pytest.mark.skipif("__import__('mpi4py.MPI').MPI.COMM_WORLD.size < 2", reason="needs 2 ranks")
+def test_a_close_that_fails_ends_the_session(world):
+    """The others' own close does not wait for this rank."""
+    session = Session(world, timeout=120)
+    with pytest.raises(MismatchError):
+        session.close() if world.rank == 0 else session.sync(np.ones(3, np.float32))
+    if world.rank:
+        with pytest.raises(EspressoError, match=r"cannot continue|cannot be used"):
+            session.sync(np.ones(3, np.float32))
+    assert not session.usable
+    patient_barrier(world)
