@@ -64,6 +64,7 @@ def follow_scaler(session: Session, scaler: torch.amp.GradScaler) -> None:
         ConfigError: the session has another ``nonfinite``, or follows another scaler.
 
     Example:
+        >>> import torch
         >>> session = espresso_mpi.Session(compressor="int8", nonfinite="skip_all")
         >>> espresso_mpi.torch.follow_scaler(session, torch.amp.GradScaler("cpu"))
         >>> session.close()
