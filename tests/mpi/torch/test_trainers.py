@@ -56,10 +56,10 @@ def fit(world, tmp_path_factory):
         def configure_optimizers(self):
             return torch.optim.SGD(self.parameters(), lr=0.1)
 
-    def run(epochs, strategy, path=None, before=lambda number: None, devices=world.size):
+    def run(epochs, strategy, path=None, before=lambda number: None, devices=world.size, plugins=None):
         trainer = lightning.Trainer(
             accelerator="cpu", devices=devices, strategy=strategy, max_epochs=epochs, logger=False,
-            enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+            enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False, plugins=plugins,
         )  # fmt: skip
         module = Module()
         module.before = before
@@ -73,6 +73,20 @@ def strategy(*arguments, **more):
     from espresso_mpi.torch.lightning import EspressoStrategy
 
     return EspressoStrategy(*arguments, **more)
+
+
+def test_lightning_with_a_loss_scale(world, fit):
+    """The session skips overflows, and its residuals follow the scaler of the precision."""
+    from lightning.pytorch.plugins.precision import MixedPrecision
+
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0, growth_interval=1)
+    plugin = MixedPrecision("16-mixed", "cpu", scaler)
+
+    module, trainer = fit(1, strategy("int4", options={"min_bytes": 0}), plugins=plugin)
+    assert trainer.strategy.session.nonfinite == "skip_all" and scaler.get_scale() > 16
+    assert equal_on_all(world, module)
+    with pytest.raises(ConfigError, match="follows another GradScaler"):
+        adapter.follow_scaler(trainer.strategy.session, torch.amp.GradScaler("cpu"))
 
 
 def test_lightning_compresses_and_goes_on(world, fit, tmp_path_factory):

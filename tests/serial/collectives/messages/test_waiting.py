@@ -59,7 +59,7 @@ def test_a_long_pause_of_compiled_code_counts_as_several_polls():
     def polls(pace):
         polled, calls = 0, 0
         while polled >= 0:
-            polled = poll_again(polled, pace)
+            polled = poll_again(polled, pace, pace[2])
             calls += 1
         return calls
 
