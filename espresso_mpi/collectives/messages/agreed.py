@@ -6,7 +6,6 @@ differ, it was an exchange of headers and no more. See ``agreed_copies`` and ``a
 
 from __future__ import annotations
 
-import math
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
@@ -19,8 +18,9 @@ import numpy as np
 from espresso_mpi.arrays import device
 from espresso_mpi.errors import TransportError
 
-from . import agreed_copies, agreed_sums, cross_memory, headers, shared_memory
+from . import agreed_copies, agreed_sums, cross_memory, headers, large_sums, shared_memory
 from .agreed_copies import ANSWERED, FROM, GIVE, GIVE_AT, LANDS, MARKS, PROCESS, TAKE, TAKE_AT
+from .choice import Choice
 from .single_copy import SingleCopy
 from .switches import SINGLE_COPY
 from .waiting import Waiter
@@ -35,10 +35,6 @@ others copy the one before, so that there should be several, but every one takes
 
 _PAGE = 4096
 """Bytes of a part up to which nothing is read directly: the system would look up a page for each."""
-
-_TRIES, _FAR = 3, 1.5
-"""Turns that each way has at first, and how many times the least time is too long for the last of them. A call that is
-made only some ten times should not spend them on trying."""
 
 _NOTHING: Callable[[], Any] = bool
 
@@ -274,47 +270,11 @@ class AgreedCopies(AgreedCall):
         return self.done()
 
 
-class Choice:
-    """Which of several ways is the quickest: in the first runs they take turns, and then again, ever more rarely.
-
-    Of each way the least time counts, which other load on the node disturbs least. A way that was far from the best one
-    in its first turns gets its last one of them only later.
-
-    Args:
-        ways: their number.
-
-    Attributes:
-        way: the one to take next; settled: whether it never changes.
-    """
-
-    def __init__(self, ways: int) -> None:
-        self.way, self.settled, self._ways = 0, ways == 1, range(ways)
-        self._best: list[float] = [math.inf] * ways
-        self._latest: int | None = None
-        self._turns, self._last = [*self._ways] * (_TRIES - 1), [*self._ways]
-        self._runs, self._again = 0, 4 * _TRIES * ways
-        del self._turns[0]  # the first way is the next one already
-
-    def add(self, took: int) -> None:
-        """A run has ended.
-
-        Args:
-            took: nanoseconds of the run before; the same on all ranks.
-        """
-        best = self._best
-        if self._latest is not None:
-            best[self._latest] = min(best[self._latest], took)
-        self._latest = self.way
-        self._runs += 1
-        if self._runs == self._again:
-            self._turns, self._again = [*self._ways], 2 * self._again
-        if not self._turns and self._last:
-            self._turns, self._last = [way for way in self._last if best[way] < _FAR * min(best)], []
-        self.way = self._turns.pop(0) if self._turns else best.index(min(best))
-
-
 class AgreedSums(AgreedCall):
     """Sums of arrays of one element type.
+
+    Where a node's ranks may read each other's memory, large arrays take both ways by turns, for each size, as
+    ``AgreedCopies`` do: which one is quicker depends on whether the cores have a cache in common.
 
     Args:
         window, waiter: as of ``AgreedCall``.
@@ -324,7 +284,12 @@ class AgreedSums(AgreedCall):
 
     def __init__(self, window: WindowPlaces, waiter: Waiter, dtype: Any, how: How) -> None:
         super().__init__(window, waiter)
-        self._setup, self._log = np.zeros(headers.SETUP, np.int64), np.zeros(shared_memory.LOG, np.int64)
+        self._setup, self._log = np.zeros(agreed_sums.SETUP, np.int64), np.zeros(shared_memory.LOG, np.int64)
+        self._setup[agreed_sums.CORES] = waiter.cores
+        self._readable = _readable(window.single)
+        self._choices: dict[int, Choice] = {}
+        self._ran: tuple[Choice, int] | None = None
+        self._choice: Choice | None = None
         self._how, self._elements, self._run = how, window.elements(dtype), _NOTHING
         self._arrays = window.arrays
         width = np.dtype(dtype).itemsize * ALIGN
@@ -350,9 +315,20 @@ class AgreedSums(AgreedCall):
         self._cost = chunks, x.nbytes - mine + mine * (self._count - 1)
         self._counts = not whole or self._me == 0  # of a whole sum, all see the same ones
         place, span = self._arrays.lies(x, self._elements[:0])
+        if self._chosen(x.size, whole) and not place[large_sums.NUMBER]:
+            place = self._readable
+            place[large_sums.OFFSET] = device.address(x)
         self._run = partial(agreed_sums.reduce, *self._shown(header, ignored), x, place, span, self._elements,
                             self._room, self._how, whole, reads, *self._rest())  # fmt: skip
         return self._begun()
+
+    def _chosen(self, size: int, whole: bool) -> bool:
+        """Whether an array of so many elements is to be read by the other ranks."""
+        self._choice = None
+        if whole or not self._readable.size:
+            return False
+        self._choice = self._choices.setdefault(size, Choice(2))
+        return self._choice.way == 1
 
     def scatter(self, header: np.ndarray, ignored: int, x: np.ndarray, own: np.ndarray, edges: np.ndarray) -> bool:
         """As ``reduce``, but ``own`` receives the sum of this rank's region, and x stays.
@@ -360,6 +336,7 @@ class AgreedSums(AgreedCall):
         Args:
             edges: int64 of shape (2 · members,): where each one's region begins and ends.
         """
+        self._choice = None
         longest = int((edges[1::2] - edges[::2]).max())
         chunks = -(-longest // self._part)
         self._cost, self._counts = (chunks, x.nbytes - own.nbytes), True
@@ -377,6 +354,10 @@ class AgreedSums(AgreedCall):
             self._waiter.waited += int(self._log[shared_memory.WAITED]) * 1e-9
             return self._differing(int(self._setup[headers.WIDTH]))
         self._end()
+        refused = int(self._log[shared_memory.REFUSED])
+        if refused:
+            why = os.strerror(refused) if refused > 0 else f"refused at member {-1 - refused} of the node"
+            raise TransportError(f"reading the memory of another rank: {why}; set {SINGLE_COPY}=0 to do without it")
         return self.done()
 
     def _shown(self, header: np.ndarray, ignored: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -395,7 +376,7 @@ class AgreedSums(AgreedCall):
 
     def _begun(self) -> bool:
         self._over = bool(self._run())
-        if not self._over or not self._log[shared_memory.MET]:
+        if not self._over or not self._log[shared_memory.MET] or self._log[shared_memory.REFUSED]:
             return False
         self._end()
         return True
@@ -406,3 +387,19 @@ class AgreedSums(AgreedCall):
         self._waiter.waited += int(log[shared_memory.WAITED]) * 1e-9
         self._ended(max(1, int(log[shared_memory.STAGE])), *self._cost)  # a whole sum has one barrier, and no stages
         self.saturated = int(log[shared_memory.SATURATED]) if self._counts else 0
+        if self._choice is not None and not self._choice.settled:
+            if self._ran is not None:
+                self._ran[0].learn(self._ran[1], int(self._setup[agreed_sums.TOOK]))
+            self._ran = self._choice, self._choice.way
+            self._choice.advance()
+
+
+def _readable(single: SingleCopy) -> np.ndarray:
+    """What says where an array of this rank lies that others may read, see ``large_sums``; empty if they may not."""
+    if not single:
+        return np.empty(0, np.int64)
+    place = np.zeros(large_sums.PLACE + len(single.processes), np.int64)
+    place[large_sums.NUMBER] = large_sums.READABLE
+    place[large_sums.READ], _, place[large_sums.ERRNO] = cross_memory.functions()
+    place[large_sums.PLACE :] = single.processes
+    return place

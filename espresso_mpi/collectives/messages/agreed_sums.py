@@ -10,8 +10,16 @@ from espresso_mpi.compressors.kernels.cpu import host
 
 from . import headers, large_sums, shared_memory
 from .agreed_copies import ANSWERED, ASKED, ENDED
-from .shared_memory import MET, SATURATED, SHOWN, STAGE, STEP, await_all, copy, store, sum_rows
+from .shared_memory import BUSY, MET, SATURATED, SHOWN, STAGE, STEP, await_all, copy, store, sum_rows
 from .window_places import COUNT, ME, STARTS, STRIDE
+
+BEGAN, DONE, WORKED, TOOK, CORES, SETUP = range(headers.SETUP, headers.SETUP + 6)
+"""Places of a set-up behind those of ``headers``, and its length: when the latest sum of this rank began and ended, and
+for how long it had a core; how long that of all ranks took, as all get to know; and the cores that the ranks share, 0
+if each has its own."""
+
+_TIMES = 8
+"""Where, behind a rank's flag, it shows the first three of them."""
 
 
 @host.inline
@@ -38,13 +46,30 @@ def _starts(window, half, size):  # type: ignore[no-untyped-def]
 
 
 @host.inline
+def _show_times(setup, flags, me):  # type: ignore[no-untyped-def]
+    for place in range(3):
+        flags[me * STEP + _TIMES + place] = setup[BEGAN + place]
+
+
+@host.inline
+def _learn(setup, flags, count):  # type: ignore[no-untyped-def]
+    """How long the sum before took; see ``agreed_copies`` for what counts on cores that ranks share."""
+    began, done, worked, most = setup[BEGAN], setup[DONE], 0, 0
+    for rank in range(count):
+        at = rank * STEP + _TIMES
+        began, done = max(began, flags[at]), max(done, flags[at + 1])
+        worked, most = worked + flags[at + 2], max(most, flags[at + 2])
+    setup[TOOK] = max(worked // setup[CORES], most) if setup[CORES] else max(0, done - began)
+
+
+@host.inline
 def reduce(  # type: ignore[no-untyped-def]
     setup, heads, sizes, x, place, span, rows, room, how, whole, reads, marks, flags, window, uses, epoch, pace, log,
 ):  # fmt: skip
     """``x`` becomes the sum over the ranks where it ``reads``; elsewhere it has no use afterwards.
 
     Args:
-        setup: int64, see ``headers``.
+        setup: int64, see above.
         heads, sizes: uint8 and int64: receive the headers of all ranks and their sizes if they differ.
         place, span: where x lies, see ``large_sums.reduce_large``.
         rows: the window as elements of x's type; room: those of a chunk.
@@ -63,10 +88,13 @@ def reduce(  # type: ignore[no-untyped-def]
             if whole:
                 copy(rows[starts[0] + me * stride : starts[0] + me * stride + x.size], x)
             else:
+                _show_times(setup, flags, me)
                 large_sums.show_first(x, place, rows, starts[0], room, stride, reads, flags, me, count)
         here, equal = _meet(setup, heads, sizes, marks, flags, window, half, epoch, pace, log)
         if not here or not equal:
             return here
+        if not whole:
+            _learn(setup, flags, count)
     if whole:
         log[SATURATED] += sum_rows(x, rows[starts[0] :], stride, count, me, how)
     elif not large_sums.reduce_large(
@@ -74,6 +102,7 @@ def reduce(  # type: ignore[no-untyped-def]
     ):
         return False
     headers.note(marks, ENDED, log)
+    setup[BEGAN], setup[DONE], setup[WORKED] = marks[ASKED, 0], marks[ENDED, 0], log[BUSY]
     return True
 
 

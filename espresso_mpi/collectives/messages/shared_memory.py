@@ -22,7 +22,7 @@ from ..data.reduction import sum_block
 LINE = 128
 """Bytes between flags: two cache lines, for processors fetch them in pairs."""
 
-WAITED, STAGE, SATURATED, SHOWN, MET, WAY, LOG = range(7)
+WAITED, STAGE, SATURATED, SHOWN, MET, WAY, REFUSED, BUSY, LOG = range(9)
 """Places in a kernel's log of int64, and its length: what it reports, and where it was when it returned early."""
 
 STEP = LINE // 8

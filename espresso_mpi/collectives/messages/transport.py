@@ -111,6 +111,8 @@ class Transport(GpuCalls):
         self.posted = {"intra": 0, "inter": 0}  # bytes of messages; the window counts its own
         self._window = self._open_window(settings.window_bytes)
         self.single_copy = single_copy.of_node(self._local, self._window is not None, settings.single_copy)
+        if self._window is not None:
+            self._window.single = self.single_copy
         served = self._window is not None or self._local.size == 1
         self.windows_everywhere: bool = comm.allreduce(served, MPI.LAND)
         """Whether on every node all ranks share a window."""

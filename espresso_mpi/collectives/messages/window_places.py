@@ -12,6 +12,7 @@ from espresso_mpi.arrays import device
 
 from . import shared_memory
 from .shared_arrays import SharedArrays
+from .single_copy import SingleCopy
 from .waiting import Waiter
 
 SLOT = 32 << 10
@@ -37,6 +38,7 @@ class WindowPlaces:
 
     Attributes:
         arrays: memory that the members share beside the window.
+        single: whether the members may read each other's memory.
     """
 
     _waiter: Waiter
@@ -51,6 +53,7 @@ class WindowPlaces:
     _uses: int
     bytes_sent: int
     arrays: SharedArrays
+    single: SingleCopy = SingleCopy((), "not tried")
 
     @property
     def count(self) -> int:

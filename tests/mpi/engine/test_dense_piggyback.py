@@ -357,6 +357,22 @@ def test_a_copy_that_fails_is_an_error_of_all_ranks(world, monkeypatch, way):
     assert not session.usable
 
 
+def test_a_sum_that_cannot_be_read_is_an_error_of_all_ranks(world, monkeypatch):
+    """The ranks that could read would have a wrong sum."""
+    monkeypatch.setattr(agreed, "Choice", Fixed)
+    monkeypatch.setattr(Fixed, "wanted", 1)
+    session = espresso_mpi.Session(timeout=60.0)
+    if not session._transport.single_copy:
+        pytest.skip(session._transport.single_copy.why)
+    if world.rank == world.size - 1:
+        session._transport.window_on_host(session._transport.node).single = SingleCopy((2**22 + 1,) * world.size, "")
+    x = np.ones(100000, np.float32)
+    session.allreduce(x)
+    with pytest.raises(EspressoError, match=r"memory of another rank"):
+        session.allreduce(x)
+    assert not session.usable
+
+
 def test_bytes_and_steps_are_counted_as_ever(world, open_session):
     """The same bytes, but for the headers, whether a call takes the ordinary path or with its header."""
     session, n = open_session(), 100000
@@ -392,6 +408,17 @@ def test_where_ranks_share_cores_the_time_of_copies_counts(world, open_session, 
     took = max(sum(busy) // cores, max(busy))
     assert min(busy) > 0 and total == 4 * sum(world.allgather(x.size))
     assert frame[agreed_copies.LOGGED + agreed_copies.TOOK] == (took << 20) // total
+
+
+def test_a_choice_follows_the_machine():
+    """Way 0 is quicker, then slower, then quicker again; each is tried again after 512 runs at the latest."""
+    choice, taken = agreed.Choice(2), []
+    for run in range(4000):
+        slow = 1000 <= run < 2500
+        taken.append(choice.way)
+        choice.learn(choice.way, (20 if slow else 5, 8)[choice.way])
+        choice.advance()
+    assert sum(taken[100:1000]) < 10 and sum(taken[1010:2500]) > 1480 and sum(taken[3020:]) < 10
 
 
 def test_the_quickest_way_is_found_also_later():
