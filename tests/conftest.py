@@ -8,6 +8,7 @@ from selection import deselect
 def pytest_addoption(parser):
     what = "leave out what other tests cover too: what is marked `thorough`, and tests/mpi on ranks not in its RANKS"
     parser.addoption("--quick", action="store_true", help=what)
+    parser.addoption("--torch-device", default=None, help="where tests/mpi/torch makes its tensors: cuda on a GPU")
 
 
 def pytest_collection_modifyitems(config, items):

@@ -59,7 +59,7 @@ def test_hook_and_gradient_sync_have_the_bits_of_sync(world, group, open_session
     pushing = adapter.GradientSync(models[1], sessions[1])
     at_once = adapter.GradientSync(models[3], sessions[3], overlap=False)
     optimizers = [torch.optim.AdamW(model.parameters(), lr=1e-2) for model in models]
-    data = torch.Generator().manual_seed(world.rank)
+    data = torch.Generator(torch.get_default_device()).manual_seed(world.rank)
     for _ in range(4):
         x = torch.randn(8, 40, generator=data)
         for optimizer in optimizers:
@@ -178,7 +178,7 @@ def test_a_loop_with_accumulation_and_uneven_use(world):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     sync = adapter.GradientSync(model, compressor="int8")
     adapter.check_replicas(model, sync.session)
-    data = torch.Generator().manual_seed(100 + world.rank)
+    data = torch.Generator(torch.get_default_device()).manual_seed(100 + world.rank)
     for step in range(4):
         optimizer.zero_grad()
         for micro in range(2):
@@ -210,7 +210,7 @@ def test_frozen_parameters_that_thaw_are_found(world):
         sync.wait()
         assert (model[0].weight.grad is None) == frozen
         assert mine is None or torch.isfinite(mine).all()
-        grads = world.allgather([p.grad.numpy().tobytes() for p in model.parameters() if p.grad is not None])
+        grads = world.allgather([p.grad.cpu().numpy().tobytes() for p in model.parameters() if p.grad is not None])
         assert all(other == grads[0] for other in grads)
     sync.close()
 
@@ -482,7 +482,7 @@ def test_ddp_fully_shard_and_zero(world, group):
     wrapped = [torch.nn.parallel.DistributedDataParallel(model) for model in (ddp, zero)]
     makes = [torch.optim.SGD(model.parameters(), lr=1e-3) for model in (plain, ddp, sharded)]
     makes.append(ZeroRedundancyOptimizer(zero.parameters(), torch.optim.SGD, lr=1e-3))
-    data = torch.Generator().manual_seed(world.rank)
+    data = torch.Generator(torch.get_default_device()).manual_seed(world.rank)
     for _ in range(3):
         x = torch.randn(8, 40, generator=data)
         for optimizer in makes:

@@ -168,7 +168,7 @@ class Learner:
     def step(self, number, broken=False):
         """The order of docs/torch.md."""
         torch, scaler = self.torch, self.scaler
-        generator = torch.Generator().manual_seed(100 * number + self.rank)
+        generator = torch.Generator(torch.get_default_device()).manual_seed(100 * number + self.rank)
         x = torch.randn(32, 20, generator=generator)
         loss = torch.nn.functional.cross_entropy(self.model(x), (x[:, 0] > 0).long())
         self.optimizer.zero_grad()
@@ -185,7 +185,7 @@ class Learner:
         return loss.item()
 
     def replica(self):
-        return b"".join(p.detach().numpy().tobytes() for p in self.model.parameters())
+        return b"".join(p.detach().cpu().numpy().tobytes() for p in self.model.parameters())
 
 
 def test_a_loss_scaler_hears_of_an_infinity_on_another_rank(world, open_session):
@@ -255,15 +255,15 @@ def test_a_channels_last_network(world, open_session, caplog):
     grads = {name: p.grad for name, p in model.named_parameters()}
     strides = {name: grad.stride() for name, grad in grads.items()}
     assert world.rank == 0 or not grads["0.weight"].is_contiguous()
-    mine = {name: grad.contiguous().numpy().copy() for name, grad in grads.items()}
+    mine = {name: grad.contiguous().cpu().numpy().copy() for name, grad in grads.items()}
     expected = {name: np.mean(world.allgather(grad), axis=0) for name, grad in mine.items()}
     session = open_session()
     caplog.set_level("INFO", "espresso_mpi")
     assert session.sync(grads) is grads
     for name, p in model.named_parameters():
         assert p.grad is grads[name] and p.grad.stride() == strides[name]
-        assert np.allclose(p.grad.numpy(), expected[name], rtol=1e-5, atol=1e-7), name
+        assert np.allclose(p.grad.cpu().numpy(), expected[name], rtol=1e-5, atol=1e-7), name
     handle = session.push("0.weight", model[0].weight.grad)
     assert handle.wait() is model[0].weight.grad
     assert sum("strided" in record.message for record in caplog.records) == (world.rank > 0), "said once"
-    assert np.allclose(model[0].weight.grad.numpy(), expected["0.weight"], rtol=1e-5, atol=1e-7)
+    assert np.allclose(model[0].weight.grad.cpu().numpy(), expected["0.weight"], rtol=1e-5, atol=1e-7)
