@@ -44,6 +44,8 @@ def install() -> None:
     libdevice.float_as_int = lambda x: np.float32(x).view(np.int32)
     libdevice.int_as_float = lambda x: np.int32(x).view(np.float32)
     cuda.event = _Event
+    FakeCUDAArray.__getattr__, FakeCUDAArray.flags = _attribute, property(_flags)
+    FakeCUDAArray.squeeze = lambda array, axis=None: FakeCUDAArray(array._ary.squeeze(axis))
     simulated.swapped_cuda_module = _swapped
     simulated.FakeWithinKernelCUDAArray = _Array
     simulated.FakeCUDAKernel.__call__ = _direct(simulated.FakeCUDAKernel.__call__)
@@ -54,6 +56,22 @@ def install() -> None:
     gpu.blocks.__defaults__ = (2,)  # fewer than there is work for, so that loops over tiles are run
     gpu.device_number = lambda: 0
     gpu._multiprocessors = lambda device: 1
+
+
+_ATTRIBUTES = frozenset({"dtype", "ndim", "size", "strides"})
+"""What numba's arrays of a GPU have, besides what the simulator defines by itself."""
+
+
+def _attribute(array, name):  # type: ignore[no-untyped-def]
+    """The simulator would give all that numpy's arrays have, which an array of a GPU lacks."""
+    if name in _ATTRIBUTES:
+        return getattr(array._ary, name)
+    raise AttributeError(f"an array of a GPU has no attribute {name!r}")
+
+
+def _flags(array):  # type: ignore[no-untyped-def]
+    """A dictionary of two keys, as numba's arrays of a GPU have it."""
+    return {name: array._ary.flags[name] for name in ("C_CONTIGUOUS", "F_CONTIGUOUS")}
 
 
 def _checked(call):  # type: ignore[no-untyped-def]

@@ -37,7 +37,7 @@ def foreign_memory(monkeypatch):
     monkeypatch.setattr(
         FakeCUDAArray,
         "__cuda_array_interface__",
-        property(lambda a: {"data": (a._ary.ctypes.data, False)}),
+        property(lambda a: GpuArray(a._ary).__cuda_array_interface__),
         raising=False,
     )
 

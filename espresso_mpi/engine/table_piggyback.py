@@ -127,7 +127,7 @@ class TablePiggybacks:
         self, number: int, program: Program, x: Any, job: Job, state: SyncState, search: bool
     ) -> TablePiggyback | None:
         """The payload of a tensor; None where a resharded residual waits for it, or no table can stop in time."""
-        if state.store.any_pending or not x.flags.carray:
+        if state.store.any_pending or not isinstance(x, np.ndarray) or not x.flags.carray:
             return None
         known = self._prepared.get(number)
         if known is None or not known.fits(program, state):

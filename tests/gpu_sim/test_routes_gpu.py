@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from gpu_arrays import foreign_memory  # noqa: F401
 from numba import cuda
 from numba.cuda.simulator.cudadrv.devicearray import FakeCUDAArray
 from route_tools import ALL, Case, Exact, layouts, open_transport, problems
@@ -77,8 +78,6 @@ def host_kernels(monkeypatch):
     }  # fmt: skip
     for name, ours in kernels.items():
         monkeypatch.setattr(cuda_sums, name, on_host(ours))
-    interface = property(lambda a: {"data": (a._ary.ctypes.data, False)})
-    monkeypatch.setattr(FakeCUDAArray, "__cuda_array_interface__", interface, raising=False)
 
 
 def sample(world, several, count):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from gpu_arrays import foreign_memory  # noqa: F401
 from numba import cuda
 
 from espresso_mpi.arrays.buffers import adopt_gradient

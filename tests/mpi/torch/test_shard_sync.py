@@ -41,7 +41,10 @@ def sharded(mesh=None):
 
 def train(world, model, after=lambda: None, steps=8, use=lambda step: True):
     """The loss in the end, and all weights."""
-    optimizer, data = torch.optim.SGD(model.parameters(), lr=0.05), torch.Generator(torch.get_default_device()).manual_seed(world.rank)
+    optimizer, data = (
+        torch.optim.SGD(model.parameters(), lr=0.05),
+        torch.Generator(torch.get_default_device()).manual_seed(world.rank),
+    )
     for step in range(steps):
         x = torch.randn(16, 30, generator=data)
         optimizer.zero_grad()
