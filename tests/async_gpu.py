@@ -170,8 +170,7 @@ class AsyncGpu:
         return alone
 
     def _launched_on(self) -> Stream:
-        stream = device.launch_stream()
-        return self.default if stream == 0 else stream
+        return device.launch_queue().stream
 
     def _pinned(self, size: int) -> np.ndarray:
         self._locked.append(np.zeros(size, np.uint8))

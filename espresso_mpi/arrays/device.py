@@ -188,9 +188,15 @@ def stream() -> Any:
     return cuda.default_stream() if hasattr(cuda, "default_stream") else cuda.stream()  # the simulator has no default
 
 
-def launch_stream() -> Any:
-    """As ``stream``, for launches: quicker where it is the default one."""
-    return 0 if _HERE.own is None else _HERE.own.kernels.stream
+def launch(kernel: ctypes.c_void_p, grid: int, threads: int, arguments: Any) -> None:
+    """Queue a kernel of the driver's on ``stream()``, of ``grid`` blocks; ``arguments``: as its last parameter."""
+    on = ctypes.c_void_p(launch_queue().address)
+    _driver("cuLaunchKernel", kernel, grid, 1, 1, threads, 1, 1, 0, on, None, arguments)
+
+
+def launch_queue() -> Queue:
+    """Where kernels are queued: ``stream()``."""
+    return _here() if _HERE.own is None else _HERE.own.kernels
 
 
 def copying() -> tuple[Queue, Queue]:

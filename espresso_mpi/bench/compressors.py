@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from ..arrays import device
 from ..errors import ConfigError
 from ..files.output import parse_sizes
 from . import memory
@@ -162,7 +163,7 @@ class _Setup:
             return values.copy()
         from numba import cuda
 
-        return cuda.to_device(values)
+        return cuda.to_device(values, stream=device.stream())
 
     def seconds(self, work: Callable[[], object]) -> float:
         """How long something takes, on a GPU from kernel to kernel."""
@@ -194,9 +195,11 @@ class _Setup:
 
     @contextmanager
     def set(self) -> Iterator[None]:
-        """Let numba (and torch, for its rows) use this number of threads inside the with-block."""
+        """Let numba (and torch, for its rows) use these threads, or a stream of a GPU, inside the with-block."""
         if self.device != "cpu":
-            yield
+            with device.leaving_stream():
+                device.enter_stream(device.OwnStream())  # as in a session, where what was cut is counted without a wait
+                yield
             return
         import numba
 
@@ -210,16 +213,13 @@ class _Setup:
 
 def _gpu_seconds(work: Callable[[], object]) -> float:
     """The mean time of several calls in a row, by events: the host queues a call while the GPU works on the former."""
-    from numba import cuda
-
-    before, after = cuda.event(), cuda.event()
+    watch = device.Stopwatch()
     work()
-    before.record()
+    watch.start()
     for _ in range(_GPU_CALLS):
         work()
-    after.record()
-    after.synchronize()
-    return float(cuda.event_elapsed_time(before, after)) / 1e3 / _GPU_CALLS
+    watch.stop()
+    return watch.seconds() / _GPU_CALLS
 
 
 def _measure(setup: _Setup, specs: Sequence[str], repeats: int, tick: Callable[[], None]) -> list[Row]:
@@ -270,9 +270,7 @@ class _Arrays:
 
     def reset(self) -> None:
         """Nothing has been kept back yet."""
-        from ..arrays.device import copy
-
-        copy(self.residual, self.zeros)
+        device.copy(self.residual, self.zeros)
 
 
 def _bare(setup: _Setup, name: str, nbytes: int = 0) -> Row:
@@ -282,10 +280,8 @@ def _bare(setup: _Setup, name: str, nbytes: int = 0) -> Row:
 
 def _plain(setup: _Setup, arrays: _Arrays) -> list[_TimedCodec]:
     """What moves bytes and does nothing else."""
-    from ..arrays.device import copy
-
     n, x, out, residual = setup.n, arrays.x, arrays.out, arrays.residual
-    kernels: dict[str, tuple[int, Callable[[], object]]] = {"copy": (8, lambda: copy(out, x))}
+    kernels: dict[str, tuple[int, Callable[[], object]]] = {"copy": (8, lambda: device.copy(out, x))}
     if setup.device == "cpu":
         bits = x.view(np.uint32)
         kernels |= {
@@ -336,7 +332,6 @@ def _ours(setup: _Setup, values: np.ndarray, arrays: _Arrays, spec: str) -> _Tim
 
 def _error(setup: _Setup, values: np.ndarray, compressor: Any) -> float:
     """The mean square error of a first encode, relative to the values."""
-    from ..arrays.device import copy
     from ..compressors import Context
 
     out = setup.array(np.zeros(values.size, np.float32))
@@ -344,7 +339,7 @@ def _error(setup: _Setup, values: np.ndarray, compressor: Any) -> float:
     compressor.encode(setup.array(values), payload, None, Context(key=7, shared=8))
     compressor.decode(payload, out)
     seen = np.empty_like(values)
-    copy(seen, out)
+    device.copy(seen, out)
     wide = values.astype(np.float64)
     return float(np.sum((wide - seen) ** 2) / np.sum(wide**2))
 
@@ -400,9 +395,24 @@ def _peers(setup: _Setup, values: np.ndarray) -> list[_TimedCodec]:
     return [_peer(setup, name, *operation) for name, operation in operations.items()]
 
 
+def _beside_ours(work: Callable[..., Any]) -> Callable[..., Any]:
+    """An operation of torch's on the stream that our events are on."""
+    import torch
+
+    stream = torch.cuda.ExternalStream(device.launch_queue().address)
+
+    def on_stream(*given: Any) -> Any:
+        with torch.cuda.stream(stream):
+            return work(*given)
+
+    return on_stream
+
+
 def _peer(
     setup: _Setup, name: str, nbytes: int, encode: Callable[[], Any], decode: Callable[[Any], Any]
 ) -> _TimedCodec:
+    if setup.device == "cuda":
+        encode, decode = _beside_ours(encode), _beside_ours(decode)
     return _TimedCodec(encode, partial(decode, encode()), _bare(setup, name, nbytes))
 
 

@@ -247,7 +247,7 @@ def messages_at_once(patch):
 
 def on_the_default_stream(patch):
     """Kernels are launched as if no session had a stream."""
-    patch.setattr(device, "launch_stream", lambda: 0)
+    patch.setattr(device, "launch_queue", lambda: device.Queue(cuda.default_stream(), 0))
 
 
 def copies_on_the_default_stream(patch):

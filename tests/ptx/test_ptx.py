@@ -139,8 +139,8 @@ def test_a_sum_that_is_fused_unasked_would_be_found():
         ("blocks.encode[keep=True][rule=stochastic][per=1]", "fma.rn.f32"),
         ("blocks.decode[add=True][float8=False][per=1]", "fma.rn.f32"),
         ("blocks.encode[keep=False][rule=nearest][per=1]", "div.rn.f32"),
-        ("signs.encode[keep=True][two=False]", "div.rn.f32"),
-        ("signs.encode[keep=True][two=False]", "vote.sync.ballot.b32"),
+        ("signs.encode[keep=True][two=False][staged=True]", "div.rn.f32"),
+        ("signs.encode[keep=True][two=False][staged=True]", "vote.sync.ballot.b32"),
         ("topk.count_digits[add=True]", "atom.shared.add.u32"),
     ],
 )

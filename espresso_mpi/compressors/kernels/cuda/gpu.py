@@ -12,7 +12,6 @@ first: with fewer requests under way a GPU does not reach its memory's speed.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from functools import cached_property, lru_cache
 from types import FunctionType
@@ -26,6 +25,8 @@ from espresso_mpi.arrays import device
 from espresso_mpi.compressors.limit import LIMIT
 from espresso_mpi.files.compiled import cached
 from espresso_mpi.files.sources import with_digest
+
+from .launching import Launch
 
 T = TypeVar("T")
 
@@ -41,10 +42,6 @@ LANES = 32
 FULL = 0xFFFFFFFF
 """The mask of all lanes of a warp."""
 
-# A small tensor needs few blocks, and some kernels are one warp: numba would tell the user so at every new size. Its
-# text begins with the codes of a terminal's bold letters.
-warnings.filterwarnings("ignore", message=r"\s*(\x1b\[\d+m)?\s*Grid size \d+ will likely result in GPU under-util")
-
 KERNELS: list[Kernel] = []
 """Every kernel of the modules imported so far; a test compiles them all for several kinds of GPU."""
 
@@ -57,6 +54,7 @@ class Kernel:
 
     def __init__(self, function: FunctionType, signature: str, variant: str) -> None:
         self.function, self.signature = with_digest(function), signature
+        self._launches: dict[int, Launch] = {}
         self.name = f"{function.__module__.rpartition('.')[2]}.{function.__name__}{variant}"
 
     @cached_property
@@ -64,7 +62,14 @@ class Kernel:
         return cached(lambda cache: cuda.jit(self.signature, cache=cache)(self.function))
 
     def __call__(self, grid: int, threads: int, *args: Any) -> None:
-        self._compiled[grid, threads, device.launch_stream()](*args)
+        if device.simulated():
+            self._compiled[grid, threads, device.stream()](*args)
+            return
+        number = device_number()
+        launch = self._launches.get(number)
+        if launch is None:
+            launch = self._launches[number] = Launch(self._compiled, self.signature)
+        launch(grid, threads, args)
 
 
 def kernel(signature: str, **variant: Any) -> Callable[[Any], Kernel]:

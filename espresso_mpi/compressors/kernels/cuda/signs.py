@@ -3,7 +3,11 @@
 The CPU sums 64 lanes and folds their upper half onto the lower one until one is left; here lane l of a warp holds the
 sums l and l + 32, so the first fold is one addition and the others are the warp's. The order is part of the format.
 
-With a residual the block is read twice.
+With a residual the block is needed twice: it stays in shared memory if it is short enough, else it is read twice.
+
+A warp collects the words of 1024 elements, one in each lane, and writes them at once. If lane 0 wrote the words of each
+group, the compiler would move the question which lane it is out of the loop and make two loops, one for lane 0 and one
+for the others, through which a warp goes in turns.
 """
 
 from __future__ import annotations
@@ -19,9 +23,23 @@ from . import gpu
 
 _WARPS = gpu.THREADS // gpu.LANES
 
-# With a residual each warp has 16 KB under way (at block = 2048) that it reads twice. More blocks of 8 warps on a
-# multiprocessor than these push one another's data out of the caches before the second time.
+_STAGED = 2048
+"""Elements of a block of the format that a warp keeps in shared memory: 8 KB."""
+
+_STAGED_THREADS = 128
+"""Threads of a block whose warps do so: 32 KB together, of the 48 KB that a block may have."""
+
+_STAGED_RESIDENT = 6
+"""Blocks of them on a multiprocessor."""
+
+_MEMORY = _STAGED_THREADS // gpu.LANES * _STAGED
+
+# With a residual and longer blocks each warp has 16 KB or more under way that it reads twice. More blocks of 8 warps on
+# a multiprocessor than these push one another's data out of the caches before the second time.
 _RESIDENT_KEEPING = 3
+
+_COLLECTED = 32 * gpu.LANES
+"""Elements whose words a warp writes at once."""
 
 _LARGEST = float(np.finfo(np.float32).max)
 _ZERO, _ONE = np.float32(0), np.float32(1)
@@ -35,12 +53,14 @@ def encode(x: Any, residual: Any, words: Any, scales: Any, lows: Any, block: int
     Returns:
         how many values have a scale that is smaller than their mean; 0 on a session's stream, see ``gpu.cuts_of``.
     """
-    kernel = _ENCODE[residual is not None, lows is not None]
-    resident = (2048 // gpu.THREADS,) if residual is None else (_RESIDENT_KEEPING,)
-    kept, second = x if residual is None else residual, scales if lows is None else lows
-    grid = gpu.blocks(scales.size, _WARPS, *resident)
+    keep, two = residual is not None, lows is not None
+    staged = keep and block <= _STAGED
+    threads = min(_STAGED_THREADS, gpu.THREADS) if staged else gpu.THREADS
+    resident = (_STAGED_RESIDENT,) if staged else (_RESIDENT_KEEPING,) if keep else (2048 // threads,)
+    kept, second = residual if keep else x, lows if two else scales
+    grid = gpu.blocks(scales.size, threads // gpu.LANES, *resident)
     counter = gpu.cut_counter()
-    kernel(grid, gpu.THREADS, x, kept, words.view(np.uint32), scales, second, block, counter)
+    _ENCODE[keep, two, staged](grid, threads, x, kept, words.view(np.uint32), scales, second, block, counter)
     return gpu.cuts_of(counter)
 
 
@@ -48,7 +68,7 @@ def encode_signs(x: Any, residual: Any, momentum: Any, words: Any, beta: float) 
     """Write the signs of ``x``, or of the momentum that it enters if there is one; a residual is added to either."""
     kernel = _SIGNS[residual is not None, momentum is not None]
     kept, moved = (x if array is None else array for array in (residual, momentum))
-    grid = gpu.blocks(x.size, gpu.TILE)
+    grid = gpu.blocks(x.size, _COLLECTED * _WARPS)
     kernel(grid, gpu.THREADS, x, kept, moved, words.view(np.uint32), np.float32(beta))
 
 
@@ -82,12 +102,24 @@ def _put_signs(words, i, p, q):  # type: ignore[no-untyped-def]
 
 
 @cuda.jit(device=True)
+def _collected(word, k, p, q):  # type: ignore[no-untyped-def]
+    """The word of this lane, if it is word k or k + 1 of those that its warp collects, else what it was.
+
+    Element i of the group of 64 is p of lane i, or q of lane i - 32. Returns how many are negative, too.
+    """
+    low, high = gpu.ballot(p < 0), gpu.ballot(q < 0)
+    word = low if cuda.laneid == k else word
+    word = high if cuda.laneid == k + 1 else word
+    return word, cuda.popc(low) + cuda.popc(high)
+
+
+@cuda.jit(device=True)
 def _mean(total, count):  # type: ignore[no-untyped-def]
     """The mean of ``count`` magnitudes with this sum; 0 of none."""
     return min(total, np.float32(_LARGEST)) / np.float32(count) if count else _ZERO
 
 
-def _make_encode(keep, two):  # type: ignore[no-untyped-def]
+def _make_encode(keep, two, staged):  # type: ignore[no-untyped-def]
     @cuda.jit(device=True)
     def value(x, residual, i):  # type: ignore[no-untyped-def]
         return gpu.sanitise(residual[i] + x[i]) if keep else gpu.sanitise(x[i])
@@ -102,24 +134,39 @@ def _make_encode(keep, two):  # type: ignore[no-untyped-def]
         return -p if two and p < 0 else _ZERO
 
     @cuda.jit(device=True)
-    def group(x, residual, words, start, stop):  # type: ignore[no-untyped-def]
+    def stage(memory, at, p, q, r, s):  # type: ignore[no-untyped-def]
+        """Keep four values for ``subtract``, in which the same lane reads them."""
+        if staged:
+            memory[at], memory[at + 32], memory[at + 64], memory[at + 96] = p, q, r, s
+
+    @cuda.jit(device=True)
+    def group(x, residual, words, memory, place, start, stop):  # type: ignore[no-untyped-def]
         """Sums of whole groups of 64 magnitudes from start to stop and the number of negative ones; their signs."""
         low, high, low_below, high_below, negative = _ZERO, _ZERO, _ZERO, _ZERO, 0
-        for i in range(start + cuda.laneid, stop - 64, 128):
-            p, q = value(x, residual, i), value(x, residual, i + 32)
-            r, s = value(x, residual, i + 64), value(x, residual, i + 96)
-            low = low + above(p) + above(r)
-            high = high + above(q) + above(s)
-            low_below = low_below + below(p) + below(r)
-            high_below = high_below + below(q) + below(s)
-            negative += _put_signs(words, i, p, q)
-            negative += _put_signs(words, i + 64, r, s)
-        if (stop - start) % 128:
-            i = stop - 64 + cuda.laneid
-            p, q = value(x, residual, i), value(x, residual, i + 32)
-            low, high = low + above(p), high + above(q)
-            low_below, high_below = low_below + below(p), high_below + below(q)
-            negative += _put_signs(words, i, p, q)
+        lane = cuda.laneid
+        for begin in range(start, stop, _COLLECTED):
+            end, word = min(stop, begin + _COLLECTED), np.uint32(0)
+            for k in range(0, (end - begin) // 128 * 4, 4):
+                i = begin + 32 * k + lane
+                p, q = value(x, residual, i), value(x, residual, i + 32)
+                r, s = value(x, residual, i + 64), value(x, residual, i + 96)
+                stage(memory, place + i - start, p, q, r, s)
+                low = low + above(p) + above(r)
+                high = high + above(q) + above(s)
+                low_below = low_below + below(p) + below(r)
+                high_below = high_below + below(q) + below(s)
+                word, one = _collected(word, k, p, q)
+                word, more = _collected(word, k + 2, r, s)
+                negative += one + more
+            if (end - begin) % 128:
+                i = end - 64 + lane
+                p, q = value(x, residual, i), value(x, residual, i + 32)
+                low, high = low + above(p), high + above(q)
+                low_below, high_below = low_below + below(p), high_below + below(q)
+                word, one = _collected(word, (end - begin) // 32 - 2, p, q)
+                negative += one
+            if lane < (end - begin) // 32:
+                words[begin // 32 + lane] = word
         first = gpu.warp_sum(low + high)
         second = gpu.warp_sum(low_below + high_below) if two else _ZERO
         return first, second, negative
@@ -137,11 +184,15 @@ def _make_encode(keep, two):  # type: ignore[no-untyped-def]
         return first, second, _put_signs(words, i, p, q)
 
     @cuda.jit(device=True)
-    def subtract(x, residual, start, stop, plus, minus):  # type: ignore[no-untyped-def]
-        whole = start + (stop - start) // 128 * 128
+    def again(x, residual, memory, i, shift):  # type: ignore[no-untyped-def]
+        return memory[i + shift] if staged else value(x, residual, i)
+
+    @cuda.jit(device=True)
+    def subtract(x, residual, memory, place, start, stop, plus, minus):  # type: ignore[no-untyped-def]
+        whole, shift = start + (stop - start) // 128 * 128, place - start
         for i in range(start + cuda.laneid, whole, 128):
-            p, q = value(x, residual, i), value(x, residual, i + 32)
-            r, s = value(x, residual, i + 64), value(x, residual, i + 96)
+            p, q = again(x, residual, memory, i, shift), again(x, residual, memory, i + 32, shift)
+            r, s = again(x, residual, memory, i + 64, shift), again(x, residual, memory, i + 96, shift)
             residual[i] = p + (minus if p < 0 else -plus)
             residual[i + 32] = q + (minus if q < 0 else -plus)
             residual[i + 64] = r + (minus if r < 0 else -plus)
@@ -152,14 +203,16 @@ def _make_encode(keep, two):  # type: ignore[no-untyped-def]
 
     signature = "float32[::1], float32[::1], uint32[::1], float32[::1], float32[::1], int64, int64[::1]"
 
-    @gpu.kernel(signature, keep=keep, two=two)
+    @gpu.kernel(signature, keep=keep, two=two, staged=staged)
     def encode(x, residual, words, scales, lows, block, cut):  # type: ignore[no-untyped-def]
+        memory = cuda.shared.array(_MEMORY, np.float32) if staged else residual
+        place = cuda.threadIdx.x // 32 * _STAGED
         for b in range(cuda.grid(1) // 32, scales.size, cuda.gridsize(1) // 32):
             start, stop = b * block, min(x.size, (b + 1) * block)
             whole = start + (stop - start) // 64 * 64
             first, second, negative = _ZERO, _ZERO, 0
             if whole > start:
-                first, second, negative = group(x, residual, words, start, whole)
+                first, second, negative = group(x, residual, words, memory, place, start, whole)
             if stop > whole:
                 first, second, more = rest(x, residual, words, whole, stop, first, second)
                 negative += more
@@ -176,7 +229,7 @@ def _make_encode(keep, two):  # type: ignore[no-untyped-def]
                     lows[b] = -minus
             if keep:
                 cuda.syncwarp()  # every lane has read the last elements, which one lane is to overwrite
-                subtract(x, residual, start, stop, plus, minus)
+                subtract(x, residual, memory, place, start, stop, plus, minus)
 
     return encode
 
@@ -199,7 +252,7 @@ def _make_signs(keep, moving):  # type: ignore[no-untyped-def]
 
     @cuda.jit(device=True)
     def last(x, residual, momentum, words, i, beta):  # type: ignore[no-untyped-def]
-        """Fewer than 128 elements from i, which is this lane's, to the end."""
+        """The last elements, fewer than a warp collects, from i, which is this lane's."""
         for j in range(i, (x.size + 63) // 64 * 64, 64):
             p = moved(x, momentum, j, beta) if j < x.size else _ZERO
             q = moved(x, momentum, j + 32, beta) if j + 32 < x.size else _ZERO
@@ -215,21 +268,25 @@ def _make_signs(keep, moving):  # type: ignore[no-untyped-def]
 
     @gpu.kernel(signature, keep=keep, moving=moving)
     def signs(x, residual, momentum, words, beta):  # type: ignore[no-untyped-def]
-        for start in range(cuda.grid(1) // 32 * 128, x.size, cuda.gridsize(1) // 32 * 128):
-            i = start + cuda.laneid
-            if start + 128 > x.size:
-                last(x, residual, momentum, words, i, beta)
+        warp, warps = cuda.grid(1) // 32, cuda.gridsize(1) // 32
+        for start in range(warp * _COLLECTED, x.size, warps * _COLLECTED):
+            if start + _COLLECTED > x.size:
+                last(x, residual, momentum, words, start + cuda.laneid, beta)
                 return
-            p, q = moved(x, momentum, i, beta), moved(x, momentum, i + 32, beta)
-            r, s = moved(x, momentum, i + 64, beta), moved(x, momentum, i + 96, beta)
-            t, u = value(residual, i, p), value(residual, i + 32, q)
-            v, w = value(residual, i + 64, r), value(residual, i + 96, s)
-            _put_signs(words, i, t, u)
-            _put_signs(words, i + 64, v, w)
-            put(residual, momentum, i, p, t)
-            put(residual, momentum, i + 32, q, u)
-            put(residual, momentum, i + 64, r, v)
-            put(residual, momentum, i + 96, s, w)
+            word = np.uint32(0)
+            for k in range(0, 32, 4):
+                i = start + 32 * k + cuda.laneid
+                p, q = moved(x, momentum, i, beta), moved(x, momentum, i + 32, beta)
+                r, s = moved(x, momentum, i + 64, beta), moved(x, momentum, i + 96, beta)
+                t, u = value(residual, i, p), value(residual, i + 32, q)
+                v, w = value(residual, i + 64, r), value(residual, i + 96, s)
+                word = _collected(word, k, t, u)[0]
+                word = _collected(word, k + 2, v, w)[0]
+                put(residual, momentum, i, p, t)
+                put(residual, momentum, i + 32, q, u)
+                put(residual, momentum, i + 64, r, v)
+                put(residual, momentum, i + 96, s, w)
+            words[start // 32 + cuda.laneid] = word
 
     return signs
 
@@ -240,9 +297,9 @@ def _make_decode(add, levels):  # type: ignore[no-untyped-def]
         return scale if abs(scale) <= np.float32(LIMIT) else _ZERO
 
     @cuda.jit(device=True)
-    def value(out, words, scales, lows, groups, divisor, i):  # type: ignore[no-untyped-def]
-        block = np.uint32(i // 64) // np.uint32(groups)  # in 32 bits: a GPU divides 64 bits very slowly
-        negative = (words[i // 32] >> np.uint32(i % 32)) & np.uint32(1)
+    def value(old, word, scales, lows, block, divisor):  # type: ignore[no-untyped-def]
+        """What an element is to be, by its lane's bit of a word."""
+        negative = (word >> np.uint32(cuda.laneid)) & np.uint32(1)
         if levels == 0:
             signed = -_ONE if negative else _ONE
         elif levels == 1:
@@ -250,23 +307,32 @@ def _make_decode(add, levels):  # type: ignore[no-untyped-def]
             signed = -signed if negative else signed
         else:
             signed = sane(lows[block] if negative else scales[block])
-        return gpu.over(out[i] + signed if add else signed, divisor)
+        return gpu.over(old + signed if add else signed, divisor)
+
+    @cuda.jit(device=True)
+    def last(out, words, scales, lows, groups, divisor, start):  # type: ignore[no-untyped-def]
+        """Fewer than 128 elements."""
+        for i in range(start + cuda.laneid, out.size, 32):
+            block = np.uint32(i // 64) // np.uint32(groups)
+            out[i] = value(out[i], words[i // 32], scales, lows, block, divisor)
 
     @gpu.kernel("float32[::1], uint32[::1], float32[::1], float32[::1], int64, float32", add=add, levels=levels)
     def decode(out, words, scales, lows, groups, divisor):  # type: ignore[no-untyped-def]
-        """``groups`` of 64 elements share a scale."""
-        step = gpu.THREADS
-        for tile in range(gpu.TILE * cuda.blockIdx.x, out.size, gpu.TILE * cuda.gridDim.x):
-            i = tile + cuda.threadIdx.x
-            if tile + gpu.TILE <= out.size:
-                p = value(out, words, scales, lows, groups, divisor, i)
-                q = value(out, words, scales, lows, groups, divisor, i + step)
-                r = value(out, words, scales, lows, groups, divisor, i + 2 * step)
-                s = value(out, words, scales, lows, groups, divisor, i + 3 * step)
-                out[i], out[i + step], out[i + 2 * step], out[i + 3 * step] = p, q, r, s
-            else:
-                for j in range(i, out.size, step):
-                    out[j] = value(out, words, scales, lows, groups, divisor, j)
+        """``groups`` of 64 elements share a scale; a warp takes two groups at a time."""
+        warp, warps = cuda.grid(1) // 32, cuda.gridsize(1) // 32
+        for start in range(warp * 128, out.size, warps * 128):
+            if start + 128 > out.size:
+                last(out, words, scales, lows, groups, divisor, start)
+                return
+            i, at = start + cuda.laneid, start // 32
+            p, q, r, s = out[i], out[i + 32], out[i + 64], out[i + 96]
+            group = np.uint32(start // 64)
+            block = group // np.uint32(groups)  # in 32 bits: a GPU divides 64 bits very slowly
+            after = block + np.uint32(group + np.uint32(1) == (block + np.uint32(1)) * np.uint32(groups))
+            out[i] = value(p, words[at], scales, lows, block, divisor)
+            out[i + 32] = value(q, words[at + 1], scales, lows, block, divisor)
+            out[i + 64] = value(r, words[at + 2], scales, lows, after, divisor)
+            out[i + 96] = value(s, words[at + 3], scales, lows, after, divisor)
 
     return decode
 
@@ -290,6 +356,11 @@ def _vote(out):  # type: ignore[no-untyped-def]
 
 
 _BOTH = (False, True)
-_ENCODE = {(keep, two): _make_encode(keep, two) for keep in _BOTH for two in _BOTH}
+_ENCODE = {
+    (keep, two, staged): _make_encode(keep, two, staged)
+    for keep in _BOTH
+    for two in _BOTH
+    for staged in _BOTH[: 1 + keep]  # what is not needed twice is not kept
+}
 _SIGNS = {(keep, moving): _make_signs(keep, moving) for keep in _BOTH for moving in _BOTH}
 _DECODE = {(add, levels): _make_decode(add, levels) for add in _BOTH for levels in (0, 1, 2)}
