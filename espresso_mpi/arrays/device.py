@@ -28,12 +28,12 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
 from ..types import DeviceKind
+from . import driver
 
 T = TypeVar("T")
 
@@ -191,7 +191,7 @@ def stream() -> Any:
 def launch(kernel: ctypes.c_void_p, grid: int, threads: int, arguments: Any) -> None:
     """Queue a kernel of the driver's on ``stream()``, of ``grid`` blocks; ``arguments``: as its last parameter."""
     on = ctypes.c_void_p(launch_queue().address)
-    _driver("cuLaunchKernel", kernel, grid, 1, 1, threads, 1, 1, 0, on, None, arguments)
+    driver.call("cuLaunchKernel", kernel, grid, 1, 1, threads, 1, 1, 0, on, None, arguments)
 
 
 def launch_queue() -> Queue:
@@ -231,31 +231,12 @@ def _new_stream() -> Queue:
     if simulated():
         return Queue(cuda.stream(), 0)
     handle, least, greatest = ctypes.c_void_p(), ctypes.c_int(), ctypes.c_int()
-    _driver("cuCtxGetStreamPriorityRange", ctypes.byref(least), ctypes.byref(greatest))
-    _driver("cuStreamCreateWithPriority", ctypes.byref(handle), _NON_BLOCKING, greatest)
+    driver.call("cuCtxGetStreamPriorityRange", ctypes.byref(least), ctypes.byref(greatest))
+    driver.call("cuStreamCreateWithPriority", ctypes.byref(handle), _NON_BLOCKING, greatest)
     found = cuda.external_stream(handle.value)
     # Not at the end of the process: the context ends with it.
-    weakref.finalize(found, _driver, "cuStreamDestroy_v2", handle).atexit = False
+    weakref.finalize(found, driver.call, "cuStreamDestroy_v2", handle).atexit = False
     return Queue(found, handle.value)
-
-
-def _driver(name: str, *args: Any) -> None:
-    """Call a function of the CUDA driver, without the lock of Python; numba's way around it takes ten times as long.
-
-    Raises:
-        RuntimeError: it failed.
-    """
-    from numba import cuda
-
-    cuda.current_context()  # this thread may not have met the GPU before
-    failed = getattr(_library(), name)(*args)
-    if failed:
-        raise RuntimeError(f"the CUDA driver's {name} failed (error {failed})")
-
-
-@lru_cache(maxsize=1)
-def _library() -> ctypes.CDLL:
-    return ctypes.CDLL("libcuda.so.1")
 
 
 _BY_THREAD = "NUMBA_CUDA_PER_THREAD_DEFAULT_STREAM"
@@ -263,6 +244,9 @@ _BY_THREAD = "NUMBA_CUDA_PER_THREAD_DEFAULT_STREAM"
 
 _POLL_S = 20e-6
 """Between two looks at events: a fraction of what the shortest exchange takes, and the processor is free meanwhile."""
+
+_EAGER_S = 100e-6
+"""For so long, another thread may run between two looks, but the processor is not given up: to sleep takes 70 µs."""
 
 _NON_BLOCKING = 1
 _LEGACY, _PER_THREAD = 1, 2
@@ -285,21 +269,19 @@ def stream_of(owner: Any) -> int:
 
 
 def caller_stream(number: int) -> Any:
-    """A stream of the caller's, given what ``stream_of`` returned."""
+    """A stream of the caller's as events take it, given what ``stream_of`` returned."""
     from numba import cuda
 
-    return cuda.stream() if simulated() else cuda.external_stream(number)
+    return cuda.stream() if simulated() else number
 
 
 class Arrival:
     """The moment at which a GPU has passed all that is queued now on some streams of the caller's."""
 
     def __init__(self, streams: Iterable[int]) -> None:
-        from numba import cuda
-
         self._events = []
         for number in set(streams):
-            event = cuda.event(timing=False)
+            event = _event()
             event.record(caller_stream(number))
             self._events.append(event)
 
@@ -311,9 +293,28 @@ class Arrival:
 
 def poll(passed: Callable[[], bool], limit: float) -> None:
     """Return when the GPU has passed something, or after ``limit`` seconds; other threads run meanwhile."""
-    end = time.perf_counter() + limit
-    while not passed() and time.perf_counter() < end:
-        time.sleep(_POLL_S)
+    begin = time.perf_counter()
+    while not passed():
+        gone = time.perf_counter() - begin
+        if gone >= limit:
+            return
+        time.sleep(_POLL_S if gone > _EAGER_S else 0)
+
+
+def _event() -> Any:
+    """An event of the current GPU, for streams as ``_place`` gives them."""
+    if not simulated():
+        return driver.DriverEvent()
+    from numba import cuda
+
+    return cuda.event(timing=False)
+
+
+def _place(queue: Queue | None) -> Any:
+    """A stream as events take it; None: ``stream()``."""
+    if simulated():
+        return stream() if queue is None else queue.stream
+    return (launch_queue() if queue is None else queue).address
 
 
 # --- copies -----------------------------------------------------------------------------------------------------------
@@ -377,7 +378,7 @@ def copy_later(target: Any, source: Any, queue: Queue | None = None) -> None:
     on = queue or _here()
     if not simulated():
         places = (ctypes.c_uint64(address(target)), ctypes.c_uint64(address(source)))
-        _driver("cuMemcpyAsync", *places, ctypes.c_size_t(target.nbytes), ctypes.c_void_p(on.address))
+        driver.call("cuMemcpyAsync", *places, ctypes.c_size_t(target.nbytes), ctypes.c_void_p(on.address))
     elif device_of(target) == "gpu":
         target.copy_to_device(source, stream=on.stream)
     else:
@@ -389,24 +390,22 @@ def drain() -> None:
     if simulated():
         stream().synchronize()
     else:
-        _driver("cuStreamSynchronize", ctypes.c_void_p(_here().address))
+        driver.call("cuStreamSynchronize", ctypes.c_void_p(_here().address))
 
 
 class Mark:
     """A place in a stream; an event that is used again and again."""
 
     def __init__(self) -> None:
-        from numba import cuda
-
-        self._event = cuda.event(timing=False)
+        self._event = _event()
 
     def set(self, queue: Queue | None = None) -> None:
         """Set it behind all that is queued now on ``stream()``, or on another stream."""
-        self._event.record(stream() if queue is None else queue.stream)
+        self._event.record(_place(queue))
 
     def hold(self, queue: Queue | None = None) -> None:
         """Let what is queued from now on, on ``stream()`` or on another stream, wait until the GPU has passed it."""
-        self._event.wait(stream() if queue is None else queue.stream)
+        self._event.wait(_place(queue))
 
     def passed(self) -> bool:
         """Whether the GPU has passed it; does not wait."""

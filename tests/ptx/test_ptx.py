@@ -11,6 +11,7 @@ import importlib
 import os
 import pkgutil
 import re
+import struct
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +21,7 @@ from numba import config, cuda
 from numba.cuda.cudadrv import nvvm
 
 from espresso_mpi.compressors.kernels import cuda as kernels
-from espresso_mpi.compressors.kernels.cuda import gpu
+from espresso_mpi.compressors.kernels.cuda import gpu, launching
 
 ARCHITECTURES = ((7, 0), (9, 0))
 """The oldest and the newest: what both compile, those between do."""
@@ -119,6 +120,13 @@ def test_compiles_to_the_arithmetic_it_is_meant_to_do(name, architecture):
     if _fused(name, architecture):
         meant = _fused(name, architecture, fuse=False)
         assert _fused(name, architecture) == meant, "a product was fused with a sum that the source does not fuse"
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_arguments_are_packed_as_the_kernel_takes_them(name):
+    """The driver gets them in one buffer, each at a multiple of its size."""
+    taken = re.findall(r"\.param \.[a-z](\d+) ", _ptx(name, ARCHITECTURES[1]))
+    assert [8 * struct.calcsize(one) for one in launching.layout(KERNELS[name].signature)] == list(map(int, taken))
 
 
 def test_a_sum_that_is_fused_unasked_would_be_found():

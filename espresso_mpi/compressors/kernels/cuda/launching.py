@@ -3,8 +3,8 @@
 Numba and its ``cuda.core`` take 50 to 100 µs of the host for a launch, many times what the kernel of a small tensor
 takes. Here the arguments are packed into one buffer, as C packs a struct, and handed to the driver with it.
 
-Numba passes a flat array as seven words: two for its memory's owner (unused on a GPU), the number of its elements, the
-size of one, its address, its length, and its stride.
+Numba passes an array as words: two for its memory's owner (unused on a GPU), the number of its elements, the size of
+one, its address, its shape, and its strides.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from numba.core.sigutils import normalize_signature
 
 from espresso_mpi.arrays import device
 
-_ARRAY = "PPnnPnn"
 _SCALARS = {
     types.boolean: "?", types.int32: "i", types.uint32: "I", types.int64: "q", types.uint64: "Q", types.uint16: "H",
     types.float32: "f", types.float64: "d",
@@ -34,13 +33,13 @@ class Launch:
 
     Args:
         dispatcher: numba's, compiled for this one signature.
-        signature: as numba writes it, of flat arrays and numbers.
+        signature: as numba writes it, of arrays and numbers.
     """
 
     def __init__(self, dispatcher: Any, signature: str) -> None:
         expected, _ = normalize_signature(signature)
         self._arrays = [isinstance(one, types.Array) for one in expected]
-        self._packed = struct.Struct("".join(_format(one) for one in expected))
+        self._packed = struct.Struct(layout(signature))
         (compiled,) = dispatcher.overloads.values()
         self._library = compiled.library  # unloaded when nobody knows it any more
         handle = self._library.get_cufunc().handle
@@ -58,13 +57,13 @@ class Launch:
     def _words(self, args: Sequence[Any]) -> Iterator[Any]:
         for array, value in zip(self._arrays, args, strict=True):
             if array:
-                n, itemsize = value.size, value.dtype.itemsize
-                yield from (0, 0, n, itemsize, value.device_ctypes_pointer.value or 0, n, itemsize)
+                yield from (0, 0, value.size, value.dtype.itemsize, value.device_ctypes_pointer.value or 0)
+                yield from (*value.shape, *value.strides)
             else:
                 yield value
 
 
-def _format(one: Any) -> str:
-    if isinstance(one, types.Array) and one.ndim == 1:
-        return _ARRAY
-    return _SCALARS[one]
+def layout(signature: str) -> str:
+    """The arguments of a kernel with this signature, as ``struct`` names them."""
+    arguments, _ = normalize_signature(signature)
+    return "".join("PPnnP" + 2 * one.ndim * "n" if isinstance(one, types.Array) else _SCALARS[one] for one in arguments)
