@@ -166,7 +166,15 @@ def _environment(result: Result) -> str:
     memory = f"{e['memory_bytes'] / 2**30:.0f} GiB"
     node = f"{e['cpu']}, {e['cores']} cores, {memory}; {e['system']}"
     mpi = f"{mpi}; " if mpi else ""
-    return f"{e['date']}; {node}; {mpi}Python {e['python']}, {versions}.\n"
+    return f"{e['date']}; {node}; {mpi}Python {e['python']}, {versions}.{_cores(result)}\n"
+
+
+def _cores(result: Result) -> str:
+    """How far apart the cores of two ranks were."""
+    before, after = result.get("cache_line_ns") or (None, None)
+    if before is None or after is None:
+        return ""
+    return f" A cache line took {before:.0f} ns between two cores and back before, and {after:.0f} ns afterwards."
 
 
 def _sync(result: Result) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ...files.output import check_plot, check_writable, progress, write_rows
 from ...tracing import pictures
 from .columns import Table
+from .cores import roundtrip
 from .timing import Repetitions
 
 ONE_RANK = "one rank has nobody to send to; start several with espresso-mpi run -n 4"
@@ -34,11 +35,13 @@ class Suite:
     json: Path | None = None
     plot: Path | None = None
     trace: Path | None = None
+    _roundtrips: list[float | None] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         check_writable(self.json)
         check_plot(self.plot)
         pictures.check_trace(self.trace)
+        self._look_at_cores()
 
     @property
     def leads(self) -> bool:
@@ -73,9 +76,17 @@ class Suite:
             print(f"wrote {self.plot}")
 
     def write(self, rows: Sequence[Any], **more: Any) -> None:
-        """On rank 0, write the rows to a JSON file if there is to be one, with ``more`` beside them."""
+        """On rank 0, write the rows to a JSON file if there is to be one, with ``more`` beside them. Collective."""
+        self._look_at_cores()
+        if self._roundtrips:
+            more["cache_line_ns"] = self._roundtrips
         if self.leads and self.json is not None:
             write_rows(self.json, rows, kind=self.name, **more)
+
+    def _look_at_cores(self) -> None:
+        """Before and after the measurements."""
+        if self.comm is not None and self.json is not None:
+            self._roundtrips.append(roundtrip(self.comm))
 
     @property
     def picture(self) -> str | None:
