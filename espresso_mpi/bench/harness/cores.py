@@ -47,7 +47,8 @@ def roundtrip(comm: Any) -> float | None:
     found = None
     if node.size > 1:
         window = MPI.Win.Allocate_shared(2 * STEP * 8 if node.rank == 0 else 0, 8, comm=node)
-        flags = np.frombuffer(window.Shared_query(0)[0], np.int64)
+        memory: Any = window.Shared_query(0)[0]
+        flags = np.frombuffer(memory, np.int64)
         if node.rank == 0:
             flags[:] = 0
         node.Barrier()
