@@ -1,6 +1,7 @@
 """GPU kernels. They are imported when the first GPU array appears, because numba.cuda takes long to load.
 
 - ``gpu``: the parts from which kernels are built.
+- ``launching``: launches them.
 - ``casts``, ``blocks``, ``deltas``, ``dithering``, ``natural``: quantisers.
 - ``signs``: signs and votes.
 - ``sparse``, ``topk``, ``positions``, ``chunk_choice``, ``linear_sparse``, ``randomk``, ``topk_chunked``, ``dct``:

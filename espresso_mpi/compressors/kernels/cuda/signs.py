@@ -119,7 +119,7 @@ def _mean(total, count):  # type: ignore[no-untyped-def]
     return min(total, np.float32(_LARGEST)) / np.float32(count) if count else _ZERO
 
 
-def _make_encode(keep, two, staged):  # type: ignore[no-untyped-def]
+def _make_values(keep, two):  # type: ignore[no-untyped-def]
     @cuda.jit(device=True)
     def value(x, residual, i):  # type: ignore[no-untyped-def]
         return gpu.sanitise(residual[i] + x[i]) if keep else gpu.sanitise(x[i])
@@ -133,6 +133,10 @@ def _make_encode(keep, two, staged):  # type: ignore[no-untyped-def]
     def below(p):  # type: ignore[no-untyped-def]
         return -p if two and p < 0 else _ZERO
 
+    return value, above, below
+
+
+def _make_sums(value, above, below, two, staged):  # type: ignore[no-untyped-def]
     @cuda.jit(device=True)
     def stage(memory, at, p, q, r, s):  # type: ignore[no-untyped-def]
         """Keep four values for ``subtract``, in which the same lane reads them."""
@@ -183,6 +187,10 @@ def _make_encode(keep, two, staged):  # type: ignore[no-untyped-def]
         q = value(x, residual, i + 32) if i + 32 < stop else _ZERO
         return first, second, _put_signs(words, i, p, q)
 
+    return group, rest
+
+
+def _make_subtract(value, staged):  # type: ignore[no-untyped-def]
     @cuda.jit(device=True)
     def again(x, residual, memory, i, shift):  # type: ignore[no-untyped-def]
         return memory[i + shift] if staged else value(x, residual, i)
@@ -201,6 +209,13 @@ def _make_encode(keep, two, staged):  # type: ignore[no-untyped-def]
             p = value(x, residual, i)
             residual[i] = p + (minus if p < 0 else -plus)
 
+    return subtract
+
+
+def _make_encode(keep, two, staged):  # type: ignore[no-untyped-def]
+    value, above, below = _make_values(keep, two)
+    group, rest = _make_sums(value, above, below, two, staged)
+    subtract = _make_subtract(value, staged)
     signature = "float32[::1], float32[::1], uint32[::1], float32[::1], float32[::1], int64, int64[::1]"
 
     @gpu.kernel(signature, keep=keep, two=two, staged=staged)
@@ -234,6 +249,24 @@ def _make_encode(keep, two, staged):  # type: ignore[no-untyped-def]
     return encode
 
 
+def _make_last(moved, value, put):  # type: ignore[no-untyped-def]
+    @cuda.jit(device=True)
+    def last(x, residual, momentum, words, i, beta):  # type: ignore[no-untyped-def]
+        """The last elements, fewer than a warp collects, from i, which is this lane's."""
+        for j in range(i, (x.size + 63) // 64 * 64, 64):
+            p = moved(x, momentum, j, beta) if j < x.size else _ZERO
+            q = moved(x, momentum, j + 32, beta) if j + 32 < x.size else _ZERO
+            v = value(residual, j, p) if j < x.size else _ZERO
+            w = value(residual, j + 32, q) if j + 32 < x.size else _ZERO
+            _put_signs(words, j, v, w)
+            if j < x.size:
+                put(residual, momentum, j, p, v)
+            if j + 32 < x.size:
+                put(residual, momentum, j + 32, q, w)
+
+    return last
+
+
 def _make_signs(keep, moving):  # type: ignore[no-untyped-def]
     @cuda.jit(device=True)
     def moved(x, momentum, i, beta):  # type: ignore[no-untyped-def]
@@ -250,20 +283,7 @@ def _make_signs(keep, moving):  # type: ignore[no-untyped-def]
         if keep:
             residual[i] = v + (_ONE if v < 0 else -_ONE)
 
-    @cuda.jit(device=True)
-    def last(x, residual, momentum, words, i, beta):  # type: ignore[no-untyped-def]
-        """The last elements, fewer than a warp collects, from i, which is this lane's."""
-        for j in range(i, (x.size + 63) // 64 * 64, 64):
-            p = moved(x, momentum, j, beta) if j < x.size else _ZERO
-            q = moved(x, momentum, j + 32, beta) if j + 32 < x.size else _ZERO
-            v = value(residual, j, p) if j < x.size else _ZERO
-            w = value(residual, j + 32, q) if j + 32 < x.size else _ZERO
-            _put_signs(words, j, v, w)
-            if j < x.size:
-                put(residual, momentum, j, p, v)
-            if j + 32 < x.size:
-                put(residual, momentum, j + 32, q, w)
-
+    last = _make_last(moved, value, put)
     signature = "float32[::1], float32[::1], float32[::1], uint32[::1], float32"
 
     @gpu.kernel(signature, keep=keep, moving=moving)
