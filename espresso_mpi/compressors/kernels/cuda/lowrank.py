@@ -31,7 +31,7 @@ def orthonormalise(
     source: Any, target: Any, ranks: int, length: int, fill: bool, low: np.uint32, high: np.uint32
 ) -> None:
     """As ``cpu.orthonormal.orthonormalise``."""
-    _orthonormalise(1, gpu.THREADS, source, target, ranks, length, fill, low, high, INDEPENDENT)
+    _orthonormalise(1, 2 * gpu.THREADS, source, target, ranks, length, fill, low, high, INDEPENDENT)
 
 
 def project_rows(x: Any, residual: Any, q: Any, m: Matrix, out: Any, how: int, subtract: bool) -> None:
@@ -98,14 +98,24 @@ def _product(a, b):  # type: ignore[no-untyped-def]
 
 
 @cuda.jit(device=True)
+def _products(a, i, j):  # type: ignore[no-untyped-def]
+    """Products of elements that are 32 apart."""
+    p, q = _product(a[i], a[j]), _product(a[i + 32], a[j + 32])
+    return p, q, _product(a[i + 64], a[j + 64]), _product(a[i + 96], a[j + 96])
+
+
+@cuda.jit(device=True)
 def _dot(a, i, j, length):  # type: ignore[no-untyped-def]
-    """The product of two vectors of a, which begin at i and j, in every lane of a warp."""
+    """The product of two vectors of a, which begin at i and j, in every lane of a warp.
+
+    One block makes all products, so that nothing else hides how long memory takes: many loads are under way.
+    """
     at, total = cuda.laneid, np.float64(0)
-    while at + 96 < length:
-        p, q = _product(a[i + at], a[j + at]), _product(a[i + at + 32], a[j + at + 32])
-        r, s = _product(a[i + at + 64], a[j + at + 64]), _product(a[i + at + 96], a[j + at + 96])
-        total = total + p + q + r + s
-        at += 128
+    while at + 224 < length:
+        p, q, r, s = _products(a, i + at, j + at)
+        t, u, v, w = _products(a, i + at + 128, j + at + 128)
+        total = total + p + q + r + s + t + u + v + w
+        at += 256
     while at < length:
         total = total + _product(a[i + at], a[j + at])
         at += 32
