@@ -377,12 +377,17 @@ def copy_later(target: Any, source: Any, queue: Queue | None = None) -> None:
         raise ValueError(f"copy of {source.size} {source.dtype} onto {target.size} {target.dtype}")
     on = queue or _here()
     if not simulated():
-        places = (ctypes.c_uint64(address(target)), ctypes.c_uint64(address(source)))
+        places = ctypes.c_uint64(_pointer(target)), ctypes.c_uint64(_pointer(source))
         driver.call("cuMemcpyAsync", *places, ctypes.c_size_t(target.nbytes), ctypes.c_void_p(on.address))
     elif device_of(target) == "gpu":
         target.copy_to_device(source, stream=on.stream)
     else:
         source.copy_to_host(target, stream=on.stream)
+
+
+def _pointer(array: Any) -> int:
+    """As ``address``, quicker on a GPU: no dict is made."""
+    return address(array) if isinstance(array, np.ndarray) else array.device_ctypes_pointer.value or 0
 
 
 def drain() -> None:
