@@ -1,7 +1,8 @@
 """CUDA kernels of the block quantisers: a warp takes a block of the format, four elements per lane at a time.
 
 The block is read twice, for the scale and for the codes; the second time it comes from the cache. Lanes write
-neighbouring bytes; where several codes share a byte, one lane has read all of them.
+neighbouring bytes; where several codes share a byte, one lane has read all of them. Two blocks that have no more than
+16 bytes share a warp.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ from numba import cuda
 from ..cpu.blocks import FLOAT8, MAGIC, NEAREST, STOCHASTIC, TINY
 from . import gpu
 
-_WARPS = gpu.THREADS // gpu.LANES
+_HALF = gpu.LANES // 2
+_SHORT = 4 * _HALF
+"""Elements of a block that leave half of a warp idle, at four in each byte."""
+
 _TINY, _MAGIC = np.float32(TINY), np.float32(MAGIC)
 
 
@@ -24,8 +28,7 @@ def encode(
     """Quantise ``x`` (+ ``residual``, unless it is None); ``how`` is that of the CPU kernels."""
     rule, *numbers = how
     kernel, kept = _ENCODE[residual is not None, rule, per], x if residual is None else residual
-    grid = gpu.blocks(scales.size, _WARPS)
-    kernel(grid, gpu.THREADS, x, kept, scales, codes, block, *numbers, low, high)
+    kernel(_grid(scales.size, block, per), gpu.THREADS, x, kept, scales, codes, block, *numbers, low, high)
 
 
 def decode(
@@ -34,7 +37,12 @@ def decode(
     """Write the values of the codes into ``out``, or add them to it, and divide it."""
     float8, *numbers = how
     kernel = _DECODE[add, bool(float8), per]
-    kernel(gpu.blocks(scales.size, _WARPS), gpu.THREADS, out, scales, codes, block, *numbers, np.float32(divisor))
+    grid = _grid(scales.size, block, per)
+    kernel(grid, gpu.THREADS, out, scales, codes, block, *numbers, np.float32(divisor))
+
+
+def _grid(blocks: int, block: int, per: int) -> int:
+    return gpu.blocks(blocks, gpu.THREADS // (_HALF if per == 4 and block <= _SHORT else gpu.LANES))
 
 
 # --- what both directions need ----------------------------------------------------------------------------------------
@@ -80,6 +88,18 @@ def _make_order(per):  # type: ignore[no-untyped-def]
     return order
 
 
+def _make_lanes(per):  # type: ignore[no-untyped-def]
+    """How many lanes of a warp take a block."""
+
+    @cuda.jit(device=True)
+    def lanes(block):  # type: ignore[no-untyped-def]
+        if per == 4:
+            return _HALF if block <= _SHORT else 32
+        return 32
+
+    return lanes
+
+
 def _unit(per: int) -> int:
     """How many bytes of a block must be there for four elements in each lane; lanes that have one byte may be idle."""
     return 1 if per == 4 else 128 // per
@@ -90,22 +110,23 @@ def _unit(per: int) -> int:
 
 def _make_largest(value, per):  # type: ignore[no-untyped-def]
     order = _make_order(per)
-    bytes_a_turn = 128 // per
 
     @cuda.jit(device=True)
-    def largest(x, residual, start, stop, width, whole):  # type: ignore[no-untyped-def]
+    def largest(x, residual, start, stop, width, whole, lane, lanes):  # type: ignore[no-untyped-def]
         """The largest magnitude of a block; the elements of its first ``whole`` bytes are all there."""
         o1, o2, o3 = order(width)
         top = np.float32(0)
-        for j in range(cuda.laneid, whole, bytes_a_turn):
+        for j in range(lane, whole, 4 * lanes // per):
             i = start + j
             p, q = abs(value(x, residual, i)), abs(value(x, residual, i + o1))
             r, s = abs(value(x, residual, i + o2)), abs(value(x, residual, i + o3))
             top = max(top, max(max(p, q), max(r, s)))
-        for j in range(whole + cuda.laneid, width, 32):
+        for j in range(whole + lane, width, lanes):
             for i in range(start + j, stop, width):
                 top = max(top, abs(value(x, residual, i)))
-        return gpu.warp_max(top)
+        if lanes == 32:
+            top = max(top, cuda.shfl_xor_sync(gpu.FULL, top, 16))
+        return gpu.half_warp_max(top)
 
     return largest
 
@@ -161,24 +182,27 @@ def _make_encode(keep, rule, per):  # type: ignore[no-untyped-def]
         return gpu.sanitise(x[i] + residual[i] if keep else x[i])
 
     order, largest, put, store = _make_order(per), _make_largest(value, per), _make_put(keep, rule), _make_store(per)
-    bits, mask, bytes_a_turn, unit = 8 // per, (1 << 8 // per) - 1, 128 // per, _unit(per)
+    bits, mask, unit, lanes_of = 8 // per, (1 << 8 // per) - 1, _unit(per), _make_lanes(per)
     signature = "float32[::1], float32[::1], float32[::1], int8[::1], int64, float32, float32" + 4 * ", uint32"
 
     @gpu.kernel(signature, keep=keep, rule=_NAMES[rule], per=per)
     def encode(x, residual, scales, codes, block, top, shrink, shift, lowest, low, high):  # type: ignore[no-untyped-def]
         stride = (block + per - 1) // per
-        for b in range(cuda.grid(1) // 32, scales.size, cuda.gridsize(1) // 32):
-            start, stop = b * block, min(x.size, (b + 1) * block)
+        lanes = lanes_of(block)
+        lane = cuda.laneid % lanes
+        for first in range(cuda.grid(1) // 32 * (32 // lanes), scales.size, cuda.gridsize(1) // lanes):
+            b = first + cuda.laneid // lanes  # beyond the last one in half a warp, perhaps
+            start, stop = min(x.size, b * block), min(x.size, (b + 1) * block)
             width = (stop - start + per - 1) // per
             whole = width // unit * unit if width * per == stop - start else 0
-            most = largest(x, residual, start, stop, width, whole)
+            most = largest(x, residual, start, stop, width, whole, lane, lanes)
             scale, inverse = np.float32(0), np.float32(0)
             if most >= _TINY:
                 scale, inverse = most / top * shrink, top / most
-            if cuda.laneid == 0:
+            if lane == start - b * block and start < stop:
                 scales[b] = scale
             o1, o2, o3 = order(width)
-            for j in range(cuda.laneid, whole, bytes_a_turn):
+            for j in range(lane, whole, 4 * lanes // per):
                 i = start + j
                 p, q = value(x, residual, i), value(x, residual, i + o1)
                 r, s = value(x, residual, i + o2), value(x, residual, i + o3)
@@ -187,7 +211,7 @@ def _make_encode(keep, rule, per):  # type: ignore[no-untyped-def]
                 c2 = put(residual, i + o2, r, scale, inverse, top, shift, lowest, low, high)
                 c3 = put(residual, i + o3, s, scale, inverse, top, shift, lowest, low, high)
                 store(codes, b * stride + j, c0, c1, c2, c3)
-            for j in range(whole + cuda.laneid, width, 32):
+            for j in range(whole + lane, width, lanes):
                 byte, place = 0, 0
                 for i in range(start + j, stop, width):
                     code = put(residual, i, value(x, residual, i), scale, inverse, top, shift, lowest, low, high)
@@ -202,7 +226,7 @@ def _make_encode(keep, rule, per):  # type: ignore[no-untyped-def]
 
 
 def _make_decode(add, float8, per):  # type: ignore[no-untyped-def]
-    order, bits, bytes_a_turn, unit = _make_order(per), 8 // per, 128 // per, _unit(per)
+    order, bits, unit, lanes_of = _make_order(per), 8 // per, _unit(per), _make_lanes(per)
 
     @cuda.jit(device=True)
     def value(out, i, byte, place, scale, shift, lowest, divisor):  # type: ignore[no-untyped-def]
@@ -228,14 +252,16 @@ def _make_decode(add, float8, per):  # type: ignore[no-untyped-def]
     @gpu.kernel(signature, add=add, float8=float8, per=per)
     def decode(out, scales, codes, block, largest, shift, lowest, divisor):  # type: ignore[no-untyped-def]
         stride = (block + per - 1) // per
-        for b in range(cuda.grid(1) // 32, scales.size, cuda.gridsize(1) // 32):
+        lanes = lanes_of(block)
+        lane = cuda.laneid % lanes
+        for b in range(cuda.grid(1) // lanes, scales.size, cuda.gridsize(1) // lanes):
             start, stop, scale = b * block, min(out.size, (b + 1) * block), scales[b]
             if gpu.float_bits(scale) > gpu.float_bits(largest):
                 scale = np.float32(0)
             width = (stop - start + per - 1) // per
             whole = width // unit * unit if width * per == stop - start else 0
             o1, o2, o3 = order(width)
-            for j in range(cuda.laneid, whole, bytes_a_turn):
+            for j in range(lane, whole, 4 * lanes // per):
                 i = start + j
                 b0, p0, b1, p1, b2, p2, b3, p3 = load(codes, b * stride + j)
                 v0 = value(out, i, b0, p0, scale, shift, lowest, divisor)
@@ -243,7 +269,7 @@ def _make_decode(add, float8, per):  # type: ignore[no-untyped-def]
                 v2 = value(out, i + o2, b2, p2, scale, shift, lowest, divisor)
                 v3 = value(out, i + o3, b3, p3, scale, shift, lowest, divisor)
                 out[i], out[i + o1], out[i + o2], out[i + o3] = v0, v1, v2, v3
-            for j in range(whole + cuda.laneid, width, 32):
+            for j in range(whole + lane, width, lanes):
                 byte, place = codes[b * stride + j], 0
                 for i in range(start + j, stop, width):
                     out[i] = value(out, i, byte, place, scale, shift, lowest, divisor)

@@ -209,7 +209,12 @@ def lanes_below(lane):  # type: ignore[no-untyped-def]
 @cuda.jit(device=True)
 def warp_max(value):  # type: ignore[no-untyped-def]
     """The largest of the lanes' values, in every lane."""
-    value = max(value, cuda.shfl_xor_sync(FULL, value, 16))
+    return half_warp_max(max(value, cuda.shfl_xor_sync(FULL, value, 16)))
+
+
+@cuda.jit(device=True)
+def half_warp_max(value):  # type: ignore[no-untyped-def]
+    """The largest of the values of this half's lanes, in each of them."""
     value = max(value, cuda.shfl_xor_sync(FULL, value, 8))
     value = max(value, cuda.shfl_xor_sync(FULL, value, 4))
     value = max(value, cuda.shfl_xor_sync(FULL, value, 2))
