@@ -171,34 +171,71 @@ def _make_encode(keep, powers):  # type: ignore[no-untyped-def]
     return encode
 
 
-def _make_decode(add, powers):  # type: ignore[no-untyped-def]
+def _make_value(add, powers):  # type: ignore[no-untyped-def]
     @cuda.jit(device=True)
-    def value(out, words, steps, block, width, levels, most, i):  # type: ignore[no-untyped-def]
+    def value(old, bits, width, step, levels):  # type: ignore[no-untyped-def]
+        """What the level number in the lowest ``width`` bits stands for."""
+        number = np.int32(np.int32(bits << np.int32(32 - width)) >> np.int32(32 - width))
+        multiple = _power(number, levels) if powers else np.float32(number)
+        return cuda.fma(multiple, step, old) if add else multiple * step
+
+    return value
+
+
+@cuda.jit(device=True)
+def _step(steps, b, most):  # type: ignore[no-untyped-def]
+    return steps[b] if abs(steps[b]) <= most else np.float32(0)
+
+
+def _make_one(value):  # type: ignore[no-untyped-def]
+    """An element of any block, whose address takes many operations."""
+
+    @cuda.jit(device=True)
+    def one(out, words, steps, block, width, levels, most, i):  # type: ignore[no-untyped-def]
         b = np.int64(np.uint32(i) // np.uint32(block))  # in 32 bits: a GPU divides 64 bits very slowly
         inside = i - b * block
         at = 2 * (b * ((block + 63) // 64) + inside // 64) * width + inside // 32 % 2
-        number = np.int32(0)
+        bits = np.int32(0)
         for j in range(width):
-            number |= np.int32(np.int32((words[at + 2 * j] >> np.uint32(inside % 32)) & np.uint32(1)) << np.int32(j))
-        number = np.int32(number - np.int32(np.int32(number >> np.int32(width - 1)) << np.int32(width)))
-        step = steps[b] if abs(steps[b]) <= most else np.float32(0)
-        multiple = _power(number, levels) if powers else np.float32(number)
-        return cuda.fma(multiple, step, out[i]) if add else multiple * step
+            bits |= np.int32(np.int32((words[at + 2 * j] >> np.uint32(inside % 32)) & np.uint32(1)) << np.int32(j))
+        return value(out[i], bits, width, _step(steps, b, most), levels)
+
+    return one
+
+
+@cuda.jit(device=True)
+def _bit(words, at, j):  # type: ignore[no-untyped-def]
+    """Bit j of a lane's level number, from the word that all lanes read."""
+    return np.int32(np.int32((words[at] >> np.uint32(cuda.laneid)) & np.uint32(1)) << np.int32(j))
+
+
+def _make_decode(add, powers):  # type: ignore[no-untyped-def]
+    value = _make_value(add, powers)
+    one = _make_one(value)
+
+    @cuda.jit(device=True)
+    def four(out, words, step, width, levels, start):  # type: ignore[no-untyped-def]
+        """128 elements of one block, whose words lie side by side."""
+        at, i = start // 32 * width, start + cuda.laneid
+        p, q, r, s = np.int32(0), np.int32(0), np.int32(0), np.int32(0)
+        for j in range(width):
+            p, q = p | _bit(words, at, j), q | _bit(words, at + 1, j)
+            r, s = r | _bit(words, at + 2 * width, j), s | _bit(words, at + 2 * width + 1, j)
+            at += 2
+        a, b, c, d = out[i], out[i + 32], out[i + 64], out[i + 96]
+        out[i], out[i + 32] = value(a, p, width, step, levels), value(b, q, width, step, levels)
+        out[i + 64], out[i + 96] = value(c, r, width, step, levels), value(d, s, width, step, levels)
 
     @gpu.kernel("float32[::1], uint32[::1], float32[::1], int64, int64, int32, float32", add=add, powers=powers)
     def decode(out, words, steps, block, width, levels, most):  # type: ignore[no-untyped-def]
-        step = gpu.THREADS
-        for tile in range(gpu.TILE * cuda.blockIdx.x, out.size, gpu.TILE * cuda.gridDim.x):
-            i = tile + cuda.threadIdx.x
-            if tile + gpu.TILE <= out.size:
-                p = value(out, words, steps, block, width, levels, most, i)
-                q = value(out, words, steps, block, width, levels, most, i + step)
-                r = value(out, words, steps, block, width, levels, most, i + 2 * step)
-                s = value(out, words, steps, block, width, levels, most, i + 3 * step)
-                out[i], out[i + step], out[i + 2 * step], out[i + 3 * step] = p, q, r, s
+        whole = block % 128 == 0
+        for start in range(cuda.grid(1) // 32 * 128, out.size, cuda.gridsize(1) // 32 * 128):
+            if whole and start + 128 <= out.size:
+                step = _step(steps, np.uint32(start) // np.uint32(block), most)
+                four(out, words, step, width, levels, start)
             else:
-                for j in range(i, out.size, step):
-                    out[j] = value(out, words, steps, block, width, levels, most, j)
+                for i in range(start + cuda.laneid, min(start + 128, out.size), 32):
+                    out[i] = one(out, words, steps, block, width, levels, most, i)
 
     return decode
 
