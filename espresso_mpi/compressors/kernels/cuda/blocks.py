@@ -225,17 +225,7 @@ def _make_encode(keep, rule, per):  # type: ignore[no-untyped-def]
 # --- decode -----------------------------------------------------------------------------------------------------------
 
 
-def _make_decode(add, float8, per):  # type: ignore[no-untyped-def]
-    order, bits, unit, lanes_of = _make_order(per), 8 // per, _unit(per), _make_lanes(per)
-
-    @cuda.jit(device=True)
-    def value(out, i, byte, place, scale, shift, lowest, divisor):  # type: ignore[no-untyped-def]
-        if float8:
-            code = _float8_value(byte, shift, lowest)
-        else:
-            code = np.float32(np.int32(np.int32(byte) << np.int32(32 - bits - place)) >> np.int32(32 - bits))
-        return gpu.over(cuda.fma(code, scale, out[i]) if add else code * scale, divisor)
-
+def _make_load(per):  # type: ignore[no-untyped-def]
     @cuda.jit(device=True)
     def load(codes, at):  # type: ignore[no-untyped-def]
         """The bytes in which the codes of a lane's four elements lie, and where in them."""
@@ -247,6 +237,21 @@ def _make_decode(add, float8, per):  # type: ignore[no-untyped-def]
         a = codes[at]
         return a, 0, a, 2, a, 4, a, 6
 
+    return load
+
+
+def _make_decode(add, float8, per):  # type: ignore[no-untyped-def]
+    order, bits, unit, lanes_of = _make_order(per), 8 // per, _unit(per), _make_lanes(per)
+
+    @cuda.jit(device=True)
+    def value(out, i, byte, place, scale, shift, lowest, divisor):  # type: ignore[no-untyped-def]
+        if float8:
+            code = _float8_value(byte, shift, lowest)
+        else:
+            code = np.float32(np.int32(np.int32(byte) << np.int32(32 - bits - place)) >> np.int32(32 - bits))
+        return gpu.over(cuda.fma(code, scale, out[i]) if add else code * scale, divisor)
+
+    load = _make_load(per)
     signature = "float32[::1], float32[::1], int8[::1], int64, float32, uint32, uint32, float32"
 
     @gpu.kernel(signature, add=add, float8=float8, per=per)

@@ -1,8 +1,9 @@
 """CUDA kernels of ``qsgd``, ``natural_dithering`` and ``terngrad``: a warp encodes a block of the format.
 
-A warp's votes on bit j of 32 level numbers are half of word j of their group. The block is read twice, or three times
-for a sum of squares, from the cache after the first time. The CPU sums 64 lanes and folds their upper half onto the
-lower one until one is left; here lane l of a warp holds the sums l and l + 32. The order is part of the format.
+A warp's votes on bit j of 32 level numbers are half of word j of their group. The block is needed twice, or three times
+for a sum of squares; meanwhile it is in shared memory, or in the caches. The CPU sums 64 lanes and folds their upper
+half onto the lower one until one is left; here lane l of a warp holds the sums l and l + 32. The order is part of the
+format.
 """
 
 from __future__ import annotations
@@ -20,17 +21,16 @@ from ..cpu.dithering import TINY, largest_step
 from ..cpu.quantiser import CLIP, L2, MAX, Quantiser
 from . import gpu
 
-_WARPS = gpu.THREADS // gpu.LANES
-_TINY = np.float32(TINY)
+_TINY, _STAGE = np.float32(TINY), gpu.STAGE
 
 
 def encode(x: Any, residual: Any, words: Any, steps: Any, q: Quantiser, key: int) -> None:
     """Write the words, as uint32, and steps of ``x`` (+ ``residual``, unless it is None)."""
-    kernel, kept = _ENCODE[residual is not None, q.powers], x if residual is None else residual
-    grid = gpu.blocks(steps.size, _WARPS)
+    staged, grid, threads = gpu.staging(steps.size, q.block)
+    kernel, kept = _ENCODE[residual is not None, q.powers, staged], x if residual is None else residual
     numbers = (np.float32(q.clip), np.float32(q.top), np.float32(q.shrink(x.size)))
     rule = (q.block, q.width, np.int32(q.levels), q.norm, *numbers)
-    kernel(grid, gpu.THREADS, x, kept, words, steps, *rule, *host.key_words(key))
+    kernel(grid, threads, x, kept, words, steps, *rule, *host.key_words(key))
 
 
 def decode(words: Any, steps: Any, out: Any, q: Quantiser, add: bool) -> None:
@@ -50,7 +50,36 @@ def _power(number, levels):  # type: ignore[no-untyped-def]
     return -magnitude if number < 0 else magnitude
 
 
-def _make_encode(keep, powers):  # type: ignore[no-untyped-def]
+def _make_root_square(again):  # type: ignore[no-untyped-def]
+    @cuda.jit(device=True)
+    def square(p, factor, total):  # type: ignore[no-untyped-def]
+        scaled = np.float32(p * factor)
+        return cuda.fma(scaled, scaled, total)
+
+    @cuda.jit(device=True)
+    def root_square(x, residual, memory, shift, start, stop, top, mean):  # type: ignore[no-untyped-def]
+        """As ``cpu.dithering._root_square``, to the bit; adding the square of a 0 beyond the end changes nothing."""
+        power = np.uint32(gpu.float_bits(top) & np.uint32(0x7F800000))
+        factor = gpu.bits_float(np.uint32(np.uint32(0x7F000000) - power))
+        whole = start + (stop - start) // 64 * 64
+        low, high = np.float32(0), np.float32(0)
+        for i in range(start + cuda.laneid, whole, 128):
+            p, q = again(x, residual, memory, shift, i, whole), again(x, residual, memory, shift, i + 32, whole)
+            r, s = again(x, residual, memory, shift, i + 64, whole), again(x, residual, memory, shift, i + 96, whole)
+            low, high = square(r, factor, square(p, factor, low)), square(s, factor, square(q, factor, high))
+        total = gpu.warp_sum(low + high)
+        for i in range(whole, stop):
+            total = square(again(x, residual, memory, shift, i, stop), factor, total)
+        if mean:
+            total = np.float32(total / np.float32(stop - start))
+        return np.float32(np.float32(math.sqrt(total)) * gpu.bits_float(power))
+
+    return root_square
+
+
+def _make_length(keep, staged):  # type: ignore[no-untyped-def]
+    """Functions for the elements of a block, and for its length."""
+
     @cuda.jit(device=True)
     def value(x, residual, i, stop):  # type: ignore[no-untyped-def]
         """A sanitised element, 0 beyond the end of the block."""
@@ -59,47 +88,43 @@ def _make_encode(keep, powers):  # type: ignore[no-untyped-def]
         return gpu.sanitise(residual[i] + x[i] if keep else x[i])
 
     @cuda.jit(device=True)
-    def largest(x, residual, start, stop):  # type: ignore[no-untyped-def]
+    def again(x, residual, memory, shift, i, stop):  # type: ignore[no-untyped-def]
+        if staged:
+            return memory[i + shift] if i < stop else np.float32(0)
+        return value(x, residual, i, stop)
+
+    @cuda.jit(device=True)
+    def largest(x, residual, memory, shift, start, stop):  # type: ignore[no-untyped-def]
         top = np.float32(0)
         for i in range(start + cuda.laneid, stop, 128):
-            p, q = abs(value(x, residual, i, stop)), abs(value(x, residual, i + 32, stop))
-            r, s = abs(value(x, residual, i + 64, stop)), abs(value(x, residual, i + 96, stop))
-            top = max(top, max(max(p, q), max(r, s)))
+            p, q = value(x, residual, i, stop), value(x, residual, i + 32, stop)
+            r, s = value(x, residual, i + 64, stop), value(x, residual, i + 96, stop)
+            if staged:
+                memory[i + shift], memory[i + shift + 32] = p, q
+                memory[i + shift + 64], memory[i + shift + 96] = r, s
+            top = max(top, max(max(abs(p), abs(q)), max(abs(r), abs(s))))
+        if staged:
+            cuda.syncwarp()
         return gpu.warp_max(top)
 
-    @cuda.jit(device=True)
-    def square(p, factor, total):  # type: ignore[no-untyped-def]
-        scaled = np.float32(p * factor)
-        return cuda.fma(scaled, scaled, total)
+    root_square = _make_root_square(again)
 
     @cuda.jit(device=True)
-    def root_square(x, residual, start, stop, top, mean):  # type: ignore[no-untyped-def]
-        """As ``cpu.dithering._root_square``, to the bit; adding the square of a 0 beyond the end changes nothing."""
-        power = np.uint32(gpu.float_bits(top) & np.uint32(0x7F800000))
-        factor = gpu.bits_float(np.uint32(np.uint32(0x7F000000) - power))
-        whole = start + (stop - start) // 64 * 64
-        low, high = np.float32(0), np.float32(0)
-        for i in range(start + cuda.laneid, whole, 128):
-            p, q = value(x, residual, i, whole), value(x, residual, i + 32, whole)
-            r, s = value(x, residual, i + 64, whole), value(x, residual, i + 96, whole)
-            low, high = square(r, factor, square(p, factor, low)), square(s, factor, square(q, factor, high))
-        total = gpu.warp_sum(low + high)
-        for i in range(whole, stop):
-            total = square(value(x, residual, i, stop), factor, total)
-        if mean:
-            total = np.float32(total / np.float32(stop - start))
-        return np.float32(np.float32(math.sqrt(total)) * gpu.bits_float(power))
-
-    @cuda.jit(device=True)
-    def length(x, residual, start, stop, norm, clip):  # type: ignore[no-untyped-def]
+    def length(x, residual, memory, shift, start, stop, norm, clip):  # type: ignore[no-untyped-def]
         """As ``cpu.dithering._norm``."""
-        top = largest(x, residual, start, stop)
+        top = largest(x, residual, memory, shift, start, stop)
         if norm == MAX or top < _TINY:
             return top
-        root = root_square(x, residual, start, stop, top, norm == CLIP)
+        root = root_square(x, residual, memory, shift, start, stop, top, norm == CLIP)
         if norm == L2:
             return min(max(root, top), np.float32(LIMIT))
         return min(np.float32(clip * root), top)
+
+    return again, length
+
+
+def _make_encode(keep, powers, staged):  # type: ignore[no-untyped-def]
+    again, length = _make_length(keep, staged)
 
     @cuda.jit(device=True)
     def level(p, inverse, limit, at, high):  # type: ignore[no-untyped-def]
@@ -140,11 +165,13 @@ def _make_encode(keep, powers):  # type: ignore[no-untyped-def]
         "float32, float32, float32, uint32, uint32"
     )
 
-    @gpu.kernel(signature, keep=keep, powers=powers)
+    @gpu.kernel(signature, keep=keep, powers=powers, staged=staged)
     def encode(x, residual, words, steps, block, width, levels, norm, clip, limit, shrink, low, high):  # type: ignore[no-untyped-def]
+        memory = cuda.shared.array(_STAGE, np.float32) if staged else x
         for b in range(cuda.grid(1) // 32, steps.size, cuda.gridsize(1) // 32):
             start, stop = b * block, min(x.size, (b + 1) * block)
-            size = length(x, residual, start, stop, norm, clip)
+            shift = cuda.threadIdx.x // 32 * gpu.STAGED - start
+            size = length(x, residual, memory, shift, start, stop, norm, clip)
             step, inverse = np.float32(0), np.float32(0)
             if size >= _TINY:
                 step, inverse = np.float32(np.float32(size / limit) * shrink), np.float32(limit / size)
@@ -155,8 +182,8 @@ def _make_encode(keep, powers):  # type: ignore[no-untyped-def]
             at = b * ((block + 63) // 64) * width
             for group in range(start, stop, 128):
                 i = group + cuda.laneid
-                p, q = value(x, residual, i, stop), value(x, residual, i + 32, stop)
-                r, s = value(x, residual, i + 64, stop), value(x, residual, i + 96, stop)
+                p, q = again(x, residual, memory, shift, i, stop), again(x, residual, memory, shift, i + 32, stop)
+                r, s = again(x, residual, memory, shift, i + 64, stop), again(x, residual, memory, shift, i + 96, stop)
                 j, k = number(p, inverse, limit, i, low, high), number(q, inverse, limit, i + 32, low, high)
                 put(words, at, width, j, k)
                 rest(residual, i, stop, p, j, step, levels)
@@ -240,5 +267,8 @@ def _make_decode(add, powers):  # type: ignore[no-untyped-def]
     return decode
 
 
-_ENCODE = {(keep, powers): _make_encode(keep, powers) for keep in (False, True) for powers in (False, True)}
-_DECODE = {(add, powers): _make_decode(add, powers) for add in (False, True) for powers in (False, True)}
+_BOTH = (False, True)
+_ENCODE = {
+    (keep, powers, staged): _make_encode(keep, powers, staged) for keep in _BOTH for powers in _BOTH for staged in _BOTH
+}
+_DECODE = {(add, powers): _make_decode(add, powers) for add in _BOTH for powers in _BOTH}

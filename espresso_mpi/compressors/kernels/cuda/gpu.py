@@ -42,6 +42,18 @@ LANES = 32
 FULL = 0xFFFFFFFF
 """The mask of all lanes of a warp."""
 
+STAGED = 2048
+"""Elements of a block of a format that a warp can keep in shared memory: 8 KB."""
+
+STAGED_THREADS = 128
+"""Threads of a block whose warps do so."""
+
+STAGE = STAGED_THREADS // LANES * STAGED
+"""Float32 of shared memory for them: 32 KB, of the 48 KB that a block may have."""
+
+_CACHED = 256
+"""Elements of a block of a format that stay in the first cache, whatever the other warps read."""
+
 KERNELS: list[Kernel] = []
 """Every kernel of the modules imported so far; a test compiles them all for several kinds of GPU."""
 
@@ -94,6 +106,19 @@ def blocks(work: int, each: int, resident: int = 2048 // THREADS) -> int:
     As many as that run at once; kernels loop over the rest, so that what they set up serves many units.
     """
     return max(1, min(-(-work // each), resident * _multiprocessors(device_number())))
+
+
+def staging(count: int, block: int) -> tuple[bool, int, int]:
+    """How warps take ``count`` blocks of a format whose elements they need twice.
+
+    Returns:
+        whether each warp keeps its block in shared memory; how many blocks of threads, and threads in each. Longer
+        ones are read twice: more warps on a multiprocessor than these would push one another's data out of the caches.
+    """
+    staged = _CACHED < block <= STAGED
+    threads = min(STAGED_THREADS, THREADS) if staged else THREADS
+    resident = 6 if staged else 3 if block > STAGED else 2048 // threads
+    return staged, blocks(count, threads // LANES, resident), threads
 
 
 @lru_cache

@@ -23,20 +23,7 @@ from . import gpu
 
 _WARPS = gpu.THREADS // gpu.LANES
 
-_STAGED = 2048
-"""Elements of a block of the format that a warp keeps in shared memory: 8 KB."""
-
-_STAGED_THREADS = 128
-"""Threads of a block whose warps do so: 32 KB together, of the 48 KB that a block may have."""
-
-_STAGED_RESIDENT = 6
-"""Blocks of them on a multiprocessor."""
-
-_MEMORY = _STAGED_THREADS // gpu.LANES * _STAGED
-
-# With a residual and longer blocks each warp has 16 KB or more under way that it reads twice. More blocks of 8 warps on
-# a multiprocessor than these push one another's data out of the caches before the second time.
-_RESIDENT_KEEPING = 3
+_STAGE = gpu.STAGE
 
 _COLLECTED = 32 * gpu.LANES
 """Elements whose words a warp writes at once."""
@@ -54,11 +41,10 @@ def encode(x: Any, residual: Any, words: Any, scales: Any, lows: Any, block: int
         how many values have a scale that is smaller than their mean; 0 on a session's stream, see ``gpu.cuts_of``.
     """
     keep, two = residual is not None, lows is not None
-    staged = keep and block <= _STAGED
-    threads = min(_STAGED_THREADS, gpu.THREADS) if staged else gpu.THREADS
-    resident = (_STAGED_RESIDENT,) if staged else (_RESIDENT_KEEPING,) if keep else (2048 // threads,)
+    staged, grid, threads = gpu.staging(scales.size, block)
+    if not keep:  # each element is needed once
+        staged, grid, threads = False, gpu.blocks(scales.size, _WARPS), gpu.THREADS
     kept, second = residual if keep else x, lows if two else scales
-    grid = gpu.blocks(scales.size, threads // gpu.LANES, *resident)
     counter = gpu.cut_counter()
     _ENCODE[keep, two, staged](grid, threads, x, kept, words.view(np.uint32), scales, second, block, counter)
     return gpu.cuts_of(counter)
@@ -226,8 +212,8 @@ def _make_encode(keep, two, staged):  # type: ignore[no-untyped-def]
 
     @gpu.kernel(signature, keep=keep, two=two, staged=staged)
     def encode(x, residual, words, scales, lows, block, cut):  # type: ignore[no-untyped-def]
-        memory = cuda.shared.array(_MEMORY, np.float32) if staged else residual
-        place = cuda.threadIdx.x // 32 * _STAGED
+        memory = cuda.shared.array(_STAGE, np.float32) if staged else residual
+        place = cuda.threadIdx.x // 32 * gpu.STAGED
         for b in range(cuda.grid(1) // 32, scales.size, cuda.gridsize(1) // 32):
             start, stop = b * block, min(x.size, (b + 1) * block)
             whole = start + (stop - start) // 64 * 64
