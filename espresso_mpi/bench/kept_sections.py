@@ -17,8 +17,9 @@ def joined(former: str, new: str) -> str:
         new: a report of some benchmarks.
 
     Returns:
-        The sections of ``former`` in their order. Those that only ``new`` has follow the section that they follow in
-        ``new``. The list of losses keeps the lines of runs that ``new`` does not have.
+        The sections of ``former`` in their order. One that only ``new`` has follows the last one of its kind (the same
+        title up to the colon), else the section that it follows in ``new``. The list of losses keeps the lines of runs
+        that ``new`` does not have.
     """
     old, fresh = _sections(former), _sections(new)
     if LOSSES in old and LOSSES in fresh:
@@ -26,8 +27,16 @@ def joined(former: str, new: str) -> str:
     titles = list(old)
     for before, title in zip([None, *fresh], fresh, strict=False):
         if title not in titles:
-            titles.insert(titles.index(before) + 1 if before in titles else len(titles), title)
+            titles.insert(_place(titles, title, before), title)
     return "".join(fresh.get(title) or old[title] for title in titles).rstrip("\n") + "\n"
+
+
+def _place(titles: list[str], title: str, before: str | None) -> int:
+    """Where a title goes that is not among these."""
+    alike = [number for number, one in enumerate(titles) if one.partition(":")[0] == title.partition(":")[0]]
+    if alike:
+        return alike[-1] + 1
+    return titles.index(before) + 1 if before in titles else len(titles)
 
 
 def _sections(text: str) -> dict[str, str]:

@@ -359,7 +359,7 @@ class ProcessGroup(distributed.ProcessGroup):
         return work_of(handles, list(outputs), [lambda: _copied(outputs, out.split(got))])
 
     def barrier(self, opts: Any = None) -> Any:
-        here = torch.zeros(1, dtype=torch.uint8)
+        here = torch.zeros(1, dtype=torch.uint8, device="cpu")
         limit = timedelta(0) if opts is None else opts.timeout
         return HandleWork(self._call(self._session.allgather, here), [], limit=limit)
 
@@ -374,8 +374,12 @@ class ProcessGroup(distributed.ProcessGroup):
         return RequestWork([self._comm.Isend(_bytes(x), rank, tag) for x in host], list(tensors), host, self._timeout)
 
     def recv(self, tensors: Sequence[torch.Tensor], rank: int, tag: int = 0) -> Any:
-        host = [x.detach() if x.is_contiguous() and x.device.type == "cpu" else torch.empty(x.shape, dtype=x.dtype)
-                for x in tensors]  # fmt: skip
+        host = [
+            x.detach()
+            if x.is_contiguous() and x.device.type == "cpu"
+            else torch.empty(x.shape, dtype=x.dtype, device="cpu")
+            for x in tensors
+        ]
         requests = [self._comm.Irecv(_bytes(x), rank, tag) for x in host]
         return RequestWork(requests, list(tensors), host, self._timeout, receives=True)
 

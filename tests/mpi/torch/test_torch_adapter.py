@@ -472,6 +472,24 @@ def test_messages_and_new_groups(world, group):
     assert torch.all(x == size)
 
 
+def test_another_default_device_changes_nothing(world, group):
+    """What the process group makes for itself is in host memory, whatever torch's default is."""
+    rank, before = world.rank, torch.get_default_device()
+    whole, counts = torch.zeros(4, 2), torch.sparse_coo_tensor([[rank]], [2.0], (world.size,))
+    torch.set_default_device("meta")
+    try:
+        distributed.barrier()
+        if rank == 0:
+            distributed.send(whole[:, 0] + 3, 1)
+        if rank == 1:
+            distributed.recv(whole[:, 0], 0)
+        distributed.all_reduce(counts)
+    finally:
+        torch.set_default_device(before)
+    assert whole[:, 0].tolist() == [3 * (rank == 1)] * 4
+    assert counts.to_dense().tolist() == [2] * world.size
+
+
 def test_ddp_fully_shard_and_zero(world, group):
     """They train to what DDP over the mean of all gradients gives."""
     from torch.distributed.fsdp import fully_shard

@@ -83,3 +83,8 @@ def test_losses_stay_where_no_synchronisation_was_measured():
 
 def test_the_same_report_twice_is_the_same():
     assert joined(FORMER, FORMER) == FORMER
+
+
+def test_a_new_section_follows_those_of_its_kind():
+    head, *_ = FORMER.partition(LOSSES)
+    assert joined(FORMER, head + "## GPU: H200\n\nnew\n") == FORMER + "\n## GPU: H200\n\nnew\n"
