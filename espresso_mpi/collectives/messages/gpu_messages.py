@@ -273,15 +273,18 @@ def _filled(messages: Addressed) -> list[tuple[int, Any]]:
 
 
 def measured_unit() -> int:
-    """Bytes that a copy between GPU and host could move in the time that it takes to start, and to be seen to end."""
+    """Bytes that a copy between GPU and host could move in the time in which a part of an array is begun and ended.
+
+    That is the time to cut it out of the array, to start its copy, and to see that it has ended.
+    """
     host, gpu = device.pinned(_LARGE), device.empty(_LARGE, np.uint8, "gpu")
-    start, large = (min(_seconds(host[:n], gpu[:n]) for _ in range(_REPEATS)) for n in (64, _LARGE))
+    start, large = (min(_seconds(host, gpu, n) for _ in range(_REPEATS)) for n in (64, _LARGE))
     return round(_LARGE * start / (large - start)) if large > start else _LARGE
 
 
-def _seconds(host: np.ndarray, gpu: Any) -> float:
+def _seconds(host: np.ndarray, gpu: Any, nbytes: int) -> float:
     mark, begin = device.Mark(), time.perf_counter()
-    device.copy_later(host, gpu)
+    device.copy_later(host[:nbytes].view(np.uint8), gpu[:nbytes].view(np.uint8))
     mark.set()
     mark.wait()
     return time.perf_counter() - begin
