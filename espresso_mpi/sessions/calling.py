@@ -166,7 +166,7 @@ class Calling(SessionBase):
 
         def allowed(moves: Any) -> bool:
             placeholder.title = title
-            return engine.nonfinite.finds_nothing(batch, [moves.x])
+            return engine.nonfinite.finds_nothing(batch, moves.x)
 
         return NotImplemented if self._repeat(known, x, None, ordinary, allowed) is NotImplemented else grads
 
