@@ -16,8 +16,9 @@ import numpy as np
 from ..arrays import device
 from ..collectives.data.reduction import arithmetic
 from ..collectives.messages import agreed_copies
-from ..collectives.messages.agreed import Agreed, AgreedCopies, AgreedSums, How, Parts
+from ..collectives.messages.agreed import Agreed, AgreedCopies, AgreedReductions, AgreedSums, How, Parts
 from ..collectives.messages.agreed_nodes import NodeAgreement, NodeSums
+from ..collectives.messages.mpi_reduction import operator_of
 from ..collectives.messages.transport import Transport
 from ..collectives.messages.window import SharedWindow
 from ..collectives.progress import Progress
@@ -143,6 +144,38 @@ class Scattering:
     def begin(self, agreed: AgreedSums, header: np.ndarray, ignored: int) -> bool:
         """See ``PiggybackData``."""
         return agreed.scatter(header, ignored, self.x, self.own, self.edges)
+
+
+class Combining:
+    """A short reduction of numbers of any kind by one of MPI's operators.
+
+    Args:
+        x: flat, not empty; replaced. op: the operator.
+        parts: of an allgather of x.
+    """
+
+    rest = None
+
+    def __init__(self, x: np.ndarray, op: str, parts: Parts) -> None:
+        self.x, self._op, self._parts = x, op, parts
+        self._rows = np.empty((len(parts.gives), x.size), x.dtype)
+
+    @property
+    def over(self) -> Callable[[np.ndarray], Combining]:
+        """Makes the same of another array."""
+        op, parts = self._op, self._parts
+        return lambda x: Combining(x, op, parts)
+
+    def prepared(self, transport: Transport, window: SharedWindow, recorder: Recorder) -> PreparedCall:
+        """See ``PiggybackData``."""
+        combine = operator_of(transport, self._op).combine
+        assert combine is not None
+        agreed = AgreedReductions(window, transport.waiter, transport.single_copy, self._parts, combine)
+        return PreparedCall(agreed, recorder)
+
+    def begin(self, agreed: AgreedReductions, header: np.ndarray, ignored: int) -> bool:
+        """See ``PiggybackData``."""
+        return agreed.reduce(header, ignored, self.x, self._rows, self._parts)
 
 
 class Summing:

@@ -95,7 +95,7 @@ class Collectives(Calling):
             if op in ("mean", "sum") and spec.dtype in ITEMSIZE:
                 return reduction_of(spec, op, self.topology, name, compressor, route, feedback)
             require_plain("allreduce", op, compressor, route)
-            return by_mpi("allreduce", gradients[0], op, None, *dense_way(self._options, self.topology))
+            return reduction_by_mpi(self, "allreduce", gradients[0], op)
 
         plain = plainly(x, out, op, blocking, compressor, feedback, route)
         return self._collective("allreduce", name, lambda: in_place("allreduce", x, out), make, blocking, plain)
@@ -127,7 +127,7 @@ class Collectives(Calling):
                     return found
                 return reduction_of(spec, op, self.topology, name, compressor, route, feedback, root, "reduce")
             require_plain("reduce", op, compressor, route)
-            return by_mpi("reduce", gradients[0], op, root, *dense_way(self._options, self.topology))
+            return reduction_by_mpi(self, "reduce", gradients[0], op, root)
 
         plain = plainly(x, out, (op, root), blocking, compressor, feedback, route)
         return self._collective("reduce", name, lambda: in_place("reduce", x, out), make, blocking, plain)
@@ -344,3 +344,9 @@ class Collectives(Calling):
         """
         if not self._repeat_barrier():
             self._together("barrier", lambda: None)
+
+
+def reduction_by_mpi(session: Collectives, kind: str, gradient: Gradient, op: str, root: int | None = None) -> Exchange:
+    """A reduction by MPI's own operator, of a call of a session; ``root``: of a reduce."""
+    way = dense_way(session._options, session.topology)
+    return by_mpi(kind, gradient, op, root, way, session.topology, session._transport.rank)

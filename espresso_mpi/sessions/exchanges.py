@@ -17,7 +17,7 @@ from ..arrays.buffers import Gradient
 from ..collectives import calls, to_root
 from ..collectives.data.layout import Topology
 from ..collectives.data.reduction import ReduceOp, arithmetic
-from ..collectives.messages.agreed import Parts
+from ..collectives.messages.agreed import SMALL, Parts
 from ..collectives.messages.agreement import fingerprint
 from ..collectives.messages.mpi_reduction import operator_of
 from ..collectives.messages.transport import Transport
@@ -25,7 +25,7 @@ from ..collectives.program import check_route
 from ..collectives.progress import Progress
 from ..engine.batches import Batch, Item
 from ..engine.calls import Exchange
-from ..engine.dense_piggyback import NOTHING, Copying, PiggybackData, Scattering
+from ..engine.dense_piggyback import NOTHING, Combining, Copying, PiggybackData, Scattering
 from ..errors import ConfigError
 from ..feedback import NO_FEEDBACK, Feedback
 from ..options import Options, default_route
@@ -149,16 +149,26 @@ def reduce_to(gradient: Gradient, op: str, root: int, topology: Topology, segmen
     )  # fmt: skip
 
 
-def by_mpi(kind: str, gradient: Gradient, op: str, root: int | None, route: Route, segment_bytes: int) -> Exchange:
-    """A reduction by MPI's own operator; ``root``: of a reduce."""
-    op, on_host = operator_for(kind, gradient.spec, op), gradient.spec.device == "cpu"
+def by_mpi(
+    kind: str, gradient: Gradient, op: str, root: int | None, way: tuple[Route, int], topology: Topology, me: int
+) -> Exchange:
+    """A reduction by MPI's own operator.
+
+    Args:
+        root: of a reduce; way: as ``dense_way`` returned it; me: this rank.
+    """
+    spec, (route, segment_bytes) = gradient.spec, way
+    op, on_host = operator_for(kind, spec, op), spec.device == "cpu"
 
     def act(transport: Transport, x: Any) -> Progress:
         if root is not None and len(transport.topology.nodes) > 1 and on_host:
             return to_root.reduce(transport, x, str(x.dtype), root, operator_of(transport, op), segment_bytes)
         return calls.allreduce(transport, x, operator_of(transport, op), route, segment_bytes)
 
-    return exchange_of([kind, op, root], [gradient], act, [gradient.array], NOTHING, follows=True)
+    x, said = gradient.array, [kind, op, root]
+    if on_host and len(topology.nodes) == 1 and 0 < spec.nbytes <= SMALL:
+        return exchange_of(said, [gradient], act, [x], Combining(x, op, to_all(topology.size, spec.nbytes, me)))
+    return exchange_of(said, [gradient], act, [x], NOTHING, follows=True)
 
 
 def dense_way(options: Options, topology: Topology) -> tuple[Route, int]:

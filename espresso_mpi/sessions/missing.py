@@ -13,8 +13,8 @@ from ..arrays import buffers
 from ..arrays.buffers import Gradient
 from ..engine.calls import Exchange
 from ..types import ITEMSIZE
-from .collectives import Collectives
-from .exchanges import Taken, by_mpi, dense_way
+from .collectives import Collectives, reduction_by_mpi
+from .exchanges import Taken
 
 _NAME = "sync(missing='zero')"
 
@@ -49,7 +49,7 @@ def _seen(session: Collectives, grads: Any) -> Any:
         return {"x": seen}, seen
 
     def make(gradients: Sequence[Gradient]) -> Exchange:
-        return by_mpi("allreduce", gradients[0], "max", None, *dense_way(session._options, session.topology))
+        return reduction_by_mpi(session, "allreduce", gradients[0], "max")
 
     return session._collective("allreduce", _NAME, take, make, True)
 

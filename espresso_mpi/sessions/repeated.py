@@ -17,7 +17,7 @@ from ..arrays.device import begin_of
 from ..collectives.data.reduction import stored
 from ..collectives.messages.agreed import Parts
 from ..engine.calls import PendingCall
-from ..engine.dense_piggyback import Agreeing, Copying, Scattering, Summing
+from ..engine.dense_piggyback import Agreeing, Combining, Copying, Scattering, Summing
 
 _PLAIN, _WRITABLE = 0x1 | 0x100, 0x400
 """numpy's flags of an array that is C-contiguous and aligned, and of one that may be written to."""
@@ -160,6 +160,9 @@ def _maker(call: PendingCall, reads: bool, moves_data: bool) -> Callable[[Any, A
         return lambda x, result: Agreeing(over(result if in_place else x, nothing if result is None else result))
     if isinstance(moves, Copying):
         return moves.parts
+    if isinstance(moves, Combining):
+        combining, number = moves.over, moves.x.dtype
+        return lambda x, result: combining(result.ravel().view(number))
     if isinstance(moves, Scattering):
         over_arrays, kind = moves.over, moves.x.dtype
         return lambda x, result: over_arrays(x.ravel().view(kind), result.ravel().view(kind))

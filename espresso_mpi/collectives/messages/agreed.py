@@ -18,6 +18,7 @@ import numpy as np
 from espresso_mpi.arrays import device
 from espresso_mpi.errors import TransportError
 
+from ..data.combining import combine_rows
 from . import agreed_copies, agreed_sums, cross_memory, headers, large_sums, shared_memory
 from .agreed_copies import ANSWERED, FROM, GIVE, GIVE_AT, LANDS, MARKS, PROCESS, TAKE, TAKE_AT
 from .choice import Choice
@@ -36,7 +37,10 @@ others copy the one before, so that there should be several, but every one takes
 _PAGE = 4096
 """Bytes of a part up to which nothing is read directly: the system would look up a page for each."""
 
+Combine = Callable[[Any, Any], None]
+
 _NOTHING: Callable[[], Any] = bool
+_NOWHERE = np.empty(0)
 
 _LOGGED, _PACE = agreed_copies.LOGGED, agreed_copies.PACE
 _MET, _UNEQUAL, _FAILED = (
@@ -268,6 +272,45 @@ class AgreedCopies(AgreedCall):
                 f"copying from or to the memory of another rank: {why}; set {SINGLE_COPY}=0 to do without it"
             )
         return self.done()
+
+
+class AgreedReductions(AgreedCopies):
+    """Short reductions by an operator that compiled code does not know: all ranks get all arrays, and reduce them.
+
+    Args:
+        window, waiter, single, parts: as of ``AgreedCopies``; the parts are those of an allgather.
+        combine: as of ``combine_rows``.
+    """
+
+    def __init__(
+        self,
+        window: WindowPlaces,
+        waiter: Waiter,
+        single: SingleCopy,
+        parts: Parts,
+        combine: Callable[[Any, Any], None],
+    ) -> None:
+        super().__init__(window, waiter, single, parts)
+        self._combine, self._arrays = combine, (_NOWHERE, _NOWHERE)
+
+    def reduce(self, header: np.ndarray, ignored: int, x: np.ndarray, rows: np.ndarray, parts: Parts) -> bool:
+        """As ``begin``: ``x`` becomes the reduction of the ranks' arrays, in their order; ``rows`` receives these."""
+        self._arrays = x, rows
+        done = self.begin(header, ignored, device.begin_of(x), device.begin_of(rows), parts)
+        if done:
+            self._reduce()
+        return done
+
+    def finish(self) -> Agreed:
+        """See ``AgreedCall``."""
+        found = super().finish()
+        if found.met:
+            self._reduce()
+        return found
+
+    def _reduce(self) -> None:
+        (x, rows), self._arrays = self._arrays, (_NOWHERE, _NOWHERE)
+        combine_rows(x, rows, self._me, self._combine)
 
 
 class AgreedSums(AgreedCall):

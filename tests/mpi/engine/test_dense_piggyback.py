@@ -127,6 +127,28 @@ def test_sums_that_come_again_have_the_same_bits(world, open_session, layout, dt
             assert mean is None or shown(session.reduce_scatter(x)) == shown(mean)
 
 
+OPERATORS = {
+    "max": ("float32", np.maximum), "sum": ("int64", np.add), "band": ("uint8", np.bitwise_and),
+    "lor": ("bool", np.logical_or), "min": ("int16", np.minimum),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("op", OPERATORS)
+def test_other_operators_that_come_again(world, open_session, layout, op):
+    """Short arrays travel with the header, longer ones after it; the values change from step to step."""
+    session, (dtype, combine) = open_session(**layout), OPERATORS[op]
+    for n in (1, 1000, 20000):
+        for step in range(5):
+            numbers = [values(rank, n, step) for rank in range(world.size)]
+            every = [(one % 19 > 8 if dtype == "bool" else one).astype(dtype) for one in numbers]
+            expected, mine, out = combine.reduce(every), every[world.rank], np.zeros(n, dtype)
+            assert np.array_equal(session.allreduce(mine, op=op, out=out), expected)
+            handle = session.allreduce(mine.copy(), op=op, blocking=False)
+            found = session.reduce(mine.copy(), op=op, root=step % 2)
+            assert np.array_equal(handle.wait(), expected)
+            assert world.rank != step % 2 or np.array_equal(found, expected)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("policy", ["raise", "skip"])
 def test_an_array_that_is_synchronised_again(world, open_session, layout, dtype, policy):
