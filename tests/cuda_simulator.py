@@ -38,7 +38,7 @@ THREADS = 64
 def install() -> None:
     """Complete the simulator, and make the launches small: every GPU thread is a greenlet."""
     warnings.filterwarnings("ignore", "overflow encountered", RuntimeWarning)  # unsigned arithmetic is meant to wrap
-    for name in ("ballot_sync", "shfl_xor_sync", "shfl_up_sync", "syncwarp", "fma"):
+    for name in ("ballot_sync", "shfl_xor_sync", "shfl_up_sync", "syncwarp", "syncthreads_count", "fma"):
         setattr(FakeCUDAModule, name, globals()[f"_{name}"])
     FakeCUDAShared.array = _shared_array
     libdevice.float_as_int = lambda x: np.float32(x).view(np.int32)
@@ -211,6 +211,15 @@ def _shfl_up_sync(self, mask, value, distance):  # type: ignore[no-untyped-def]
 
 def _syncwarp(self):  # type: ignore[no-untyped-def]
     _lanes(None)
+
+
+def _syncthreads_count(self, predicate):  # type: ignore[no-untyped-def]
+    """As ``_lanes``, over the whole block."""
+    thread = getcurrent()
+    thread.turn = 1 - thread.turn
+    thread.slots[thread.turn][thread.thread_id] = bool(predicate)
+    thread.syncthreads()
+    return sum(thread.slots[thread.turn])
 
 
 def _shared_array(self, shape, dtype):  # type: ignore[no-untyped-def]
