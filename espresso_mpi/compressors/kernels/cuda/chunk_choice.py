@@ -26,6 +26,9 @@ _EACH = 16
 _HELD = _EACH * gpu.THREADS
 """Elements that a block holds."""
 
+_ALL = 0x7FFFFFFF
+"""As many as there are."""
+
 _SLOTS, _PLACES = _EACH * _MOST_WARPS, gpu.LANES * _MOST_WARPS
 """A word for each warp and each element of its threads; a number for each warp and lane."""
 
@@ -86,7 +89,7 @@ def _make_search(reach):  # type: ignore[no-untyped-def]
                 middle = np.uint32(np.uint32(low + high) >> np.uint32(1))
             found = np.int32(reach(values, count, sums, gpu.bits_float(middle)))
             if found == wanted:
-                return middle, np.int32(wanted)
+                return middle, np.int32(_ALL)
             if found > wanted:
                 low = middle
             else:
@@ -148,34 +151,34 @@ def _make_in_warps(keep, each):  # type: ignore[no-untyped-def]
 # --- a block of threads for a chunk -----------------------------------------------------------------------------------
 
 
+# Indices are unsigned, or every access would ask whether it counts from the end.
+
+
 @cuda.jit(device=True)
 def _block_sum(mine, sums):  # type: ignore[no-untyped-def]
     """The sum over all threads, in each of them."""
     mine = np.int32(gpu.warp_sum(mine))
     cuda.syncthreads()
     if cuda.laneid == 0:
-        sums[cuda.threadIdx.x // 32] = mine
+        sums[np.uint32(cuda.threadIdx.x // 32)] = mine
     cuda.syncthreads()
     total = np.int32(0)
-    for warp in range(cuda.blockDim.x // 32):
-        total = np.int32(total + sums[warp])
+    for warp in range(np.int32(cuda.blockDim.x // 32)):
+        total = np.int32(total + sums[np.uint32(warp)])
     return total
 
 
 @cuda.jit(device=True)
 def _before(mine, sums):  # type: ignore[no-untyped-def]
     """How many threads of lower number say yes, and how many there are."""
-    mask = gpu.ballot(mine)
-    warp = cuda.threadIdx.x // 32
+    mask, warp = gpu.ballot(mine), np.int32(cuda.threadIdx.x // 32)
     cuda.syncthreads()
     if cuda.laneid == 0:
-        sums[warp] = np.int32(cuda.popc(mask))
-    cuda.syncthreads()
-    below, total = np.int32(cuda.popc(mask & gpu.lanes_below(cuda.laneid))), np.int32(0)
-    for other in range(cuda.blockDim.x // 32):
-        if other < warp:
-            below = np.int32(below + sums[other])
-        total = np.int32(total + sums[other])
+        sums[np.uint32(warp)] = np.int32(cuda.popc(mask))
+    total = np.int32(cuda.syncthreads_count(np.int32(mine)))
+    below = np.int32(cuda.popc(mask & gpu.lanes_below(cuda.laneid)))
+    for other in range(warp):
+        below = np.int32(below + sums[np.uint32(other)])
     return below, total
 
 
@@ -206,10 +209,10 @@ def _block_max(value, tops):  # type: ignore[no-untyped-def]
     value = gpu.warp_max(value)
     cuda.syncthreads()
     if cuda.laneid == 0:
-        tops[cuda.threadIdx.x // 32] = value
+        tops[np.uint32(cuda.threadIdx.x // 32)] = value
     cuda.syncthreads()
-    for warp in range(cuda.blockDim.x // 32):
-        value = max(value, tops[warp])
+    for warp in range(np.int32(cuda.blockDim.x // 32)):
+        value = max(value, tops[np.uint32(warp)])
     return value
 
 
@@ -231,10 +234,10 @@ def _order(flags, words, places):  # type: ignore[no-untyped-def]
     cuda.syncthreads()
     before, row = np.int32(0), np.int32(0)
     if lane < _EACH:
-        for other in range(cuda.blockDim.x // 32):
-            number = np.int32(cuda.popc(words[np.uint32(lane * _MOST_WARPS + other)]))
+        for other in range(np.int32(cuda.blockDim.x // 32)):
+            number = np.int32(cuda.popc(words[np.uint32(np.uint32(lane * _MOST_WARPS) + np.uint32(other))]))
             row = np.int32(row + number)
-            if other < warp:
+            if np.int32(other) < np.int32(warp):
                 before = np.int32(before + number)
     upto = np.int32(gpu.warp_prefix_sum(row, cuda.laneid))
     places[np.uint32(lane * _MOST_WARPS + warp)] = upto - row + before
@@ -263,11 +266,14 @@ def _make_in_blocks(keep):  # type: ignore[no-untyped-def]
     def send(residual, start, at, count, least, equal, lists, sums, indices, sent):  # type: ignore[no-untyped-def]
         """Write those of the lists that are large enough, and of equal ones the first."""
         values, offsets = lists
+        some = equal < _ALL
         for first in range(0, count, cuda.blockDim.x):
             j = np.uint32(first + cuda.threadIdx.x)
             value = values[j] if j < count else np.float32(0)
             tie = j < count and abs(value) == least
-            ties, tied = _before(tie, sums)
+            ties, tied = np.int32(0), np.int32(0)
+            if some:  # the same in all threads, or they would wait for each other forever
+                ties, tied = _before(tie, sums)
             goes = j < count and (abs(value) > least or (tie and ties < equal))
             before, gone = _before(goes, sums)
             if goes:
@@ -291,23 +297,27 @@ def _make_in_blocks(keep):  # type: ignore[no-untyped-def]
             start, size = np.uint32(c * chunk), np.uint32(min(chunk, x.size - c * chunk))
             at, wanted = np.uint32(c * min(k, chunk)), np.int32(min(k, np.int64(size)))
             largest, flags = np.float32(0), np.uint32(0)
+            # Counted on from element to element, or the compiler would keep 16 places in as many registers.
+            step, i = np.uint32(cuda.blockDim.x), np.uint32(start + cuda.threadIdx.x)
+            left = np.int32(np.int32(size) - np.int32(cuda.threadIdx.x))
             for four in range(0, _EACH, 4):
+                j, more = i, left
                 for r in range(four, four + 4):
-                    i = np.uint32(r * cuda.blockDim.x + cuda.threadIdx.x)
-                    mine[r] = load(x, residual, np.uint32(start + i)) if i < size else np.float32(0)
+                    mine[r] = load(x, residual, i) if left > 0 else np.float32(0)
+                    flags = np.uint32(flags | np.uint32(1 << r)) if left > 0 else flags
                     largest = max(largest, abs(mine[r]))
+                    i, left = np.uint32(i + step), np.int32(left - np.int32(step))
                 for r in range(four, four + 4 if keep else four):
-                    i = np.uint32(r * cuda.blockDim.x + cuda.threadIdx.x)
-                    if i < size:
-                        residual[np.uint32(start + i)] = mine[r]
+                    if more > 0:
+                        residual[j] = mine[r]
+                    j, more = np.uint32(j + step), np.int32(more - np.int32(step))
             top, bound = gpu.float_bits(_block_max(largest, tops)), np.float32(0)
             if wanted <= cuda.blockDim.x:
                 bits, _ = _bound(largest, 0, 0, top, wanted)
                 bound = gpu.bits_float(bits)
             for r in range(_EACH):
-                i = np.uint32(r * cuda.blockDim.x + cuda.threadIdx.x)
-                if i < size and abs(mine[r]) >= bound:
-                    flags = np.uint32(flags | np.uint32(1 << r))
+                if abs(mine[r]) < bound:
+                    flags = np.uint32(flags & np.uint32(0xFFFFFFFF ^ (1 << r)))
             count = _order(flags, words, places)
             collect(x, residual, start, flags, words, places, values, offsets)
             cuda.syncthreads()
