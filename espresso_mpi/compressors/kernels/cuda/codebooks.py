@@ -79,8 +79,8 @@ def _fill_table(table, levels):  # type: ignore[no-untyped-def]
 def _number(magnitude, table):  # type: ignore[no-untyped-def]
     """How many of the thresholds are at most the magnitude: binary search."""
     number = 12 if magnitude >= table[11] else 8
-    number += 2 if magnitude >= table[number + 1] else 0
-    number += 1 if magnitude >= table[number] else 0
+    number += 2 if magnitude >= table[np.uint32(number + 1)] else 0
+    number += 1 if magnitude >= table[np.uint32(number)] else 0
     return number - 8
 
 
@@ -109,12 +109,14 @@ def _write_word(planes, at, bit):  # type: ignore[no-untyped-def]
 
 @cuda.jit(device=True)
 def _quantise(work, codes, start, size, bits, inverse, table, planes):  # type: ignore[no-untyped-def]
-    for i in range(cuda.threadIdx.x, size, cuda.blockDim.x):
+    i = np.uint32(cuda.threadIdx.x)
+    while i < size:
         w = work[place(i)]
         number = _number(abs(w) * inverse, table)
-        level = table[number]
+        level = table[np.uint32(number)]
         codes[place(i)] = -level if w < 0 else level
         _write_bits(planes, start + i, bits, number, w < 0)
+        i = np.uint32(i + cuda.blockDim.x)
     cuda.syncthreads()
 
 
@@ -168,10 +170,14 @@ def _make_encode(keep):  # type: ignore[no-untyped-def]
             size = block_size(stop - start, block)
             top, scale = load(x, residual, start, stop, size, work, tops), np.float32(0)
             if is_tiny(top):
-                for i in range(cuda.threadIdx.x, (size >> 5) * bits, cuda.blockDim.x):
-                    planes[(start >> 5) * bits + i] = np.uint32(0)
-                for i in range(cuda.threadIdx.x, size, cuda.blockDim.x):
+                i = np.uint32(cuda.threadIdx.x)
+                while i < (size >> 5) * bits:
+                    planes[np.uint64((start >> 5) * bits + i)] = np.uint32(0)
+                    i = np.uint32(i + cuda.blockDim.x)
+                i = np.uint32(cuda.threadIdx.x)
+                while i < size:
                     codes[place(i)] = np.float32(0)
+                    i = np.uint32(i + cuda.blockDim.x)
             else:
                 rotate(work, start, size, power_down(top), low, high)
                 scale = _code(work, codes, start, size, bits, unbiased, power_up(top), table, planes, totals)
@@ -179,8 +185,10 @@ def _make_encode(keep):  # type: ignore[no-untyped-def]
                     transform(codes, size)
                     scale_back(codes, start, size, scale, bound * np.float32(size), low, high)
             if keep:
-                for i in range(cuda.threadIdx.x, stop - start, cuda.blockDim.x):
-                    residual[start + i] = value(x, residual, start + i, stop) - codes[place(i)]
+                i = np.uint32(cuda.threadIdx.x)
+                while i < stop - start:
+                    residual[np.uint64(start + i)] = value(x, residual, start + i, stop) - codes[place(i)]
+                    i = np.uint32(i + cuda.blockDim.x)
             if cuda.threadIdx.x == 0:
                 scales[b] = scale
             cuda.syncthreads()
@@ -196,9 +204,9 @@ def _make_decode(add):  # type: ignore[no-untyped-def]
         first, lane = 2 * bits * (i >> 6) + ((i >> 5) & 1), np.uint32(i & 31)
         number = 0
         for k in range(1, bits):
-            number = 2 * number + ((planes[first + 2 * k] >> lane) & 1)
-        found = table[number]
-        return -found if (planes[first] >> lane) & np.uint32(1) else found
+            number = 2 * number + ((planes[np.uint64(first + 2 * k)] >> lane) & 1)
+        found = table[np.uint32(number)]
+        return -found if (planes[np.uint64(first)] >> lane) & np.uint32(1) else found
 
     arrays = "float32[::1], uint32[::1], uint32[::1], float32[::1], float32[::1]"
 
@@ -209,8 +217,10 @@ def _make_decode(add):  # type: ignore[no-untyped-def]
         for b in range(cuda.blockIdx.x, scales.size, cuda.gridDim.x):
             start, stop = b * block, min(out.size, (b + 1) * block)
             size = block_size(stop - start, block)
-            for i in range(cuda.threadIdx.x, size, cuda.blockDim.x):
+            i = np.uint32(cuda.threadIdx.x)
+            while i < size:
                 work[place(i)] = level(planes, start + i, bits, table)
+                i = np.uint32(i + cuda.blockDim.x)
             transform(work, size)
             bound = table[table.size // 2] * np.float32(size)
             put(out, work, start, stop, size, scales[b], bound, low, high)

@@ -50,15 +50,19 @@ def transform(work, size):  # type: ignore[no-untyped-def]
     stride = 1
     while 4 * stride <= size:
         cuda.syncthreads()
-        for unit in range(cuda.threadIdx.x, size // 4, cuda.blockDim.x):
+        unit = np.uint32(cuda.threadIdx.x)
+        while unit < size // 4:
             _four(work, 4 * unit - 3 * (unit & (stride - 1)), stride)
+            unit = np.uint32(unit + cuda.blockDim.x)
         stride *= 4
     if stride < size:
         cuda.syncthreads()
-        for unit in range(cuda.threadIdx.x, stride, cuda.blockDim.x):
+        unit = np.uint32(cuda.threadIdx.x)
+        while unit < stride:
             i, j = place(unit), place(unit + stride)
             a, b = work[i], work[j]
             work[i], work[j] = a + b, a - b
+            unit = np.uint32(unit + cuda.blockDim.x)
     cuda.syncthreads()
 
 
@@ -68,10 +72,10 @@ def block_max(tops, value):  # type: ignore[no-untyped-def]
     value = gpu.warp_max(value)
     cuda.syncthreads()  # all have read what was there before
     if cuda.laneid == 0:
-        tops[cuda.threadIdx.x // 32] = value
+        tops[np.uint32(cuda.threadIdx.x // 32)] = value
     cuda.syncthreads()
-    for warp in range(cuda.blockDim.x // 32):
-        value = max(value, tops[warp])
+    for warp in range(np.int32(cuda.blockDim.x // 32)):
+        value = max(value, tops[np.uint32(warp)])
     return value
 
 
@@ -141,8 +145,10 @@ def is_tiny(top):  # type: ignore[no-untyped-def]
 @cuda.jit(device=True)
 def rotate(work, start, size, power, low, high):  # type: ignore[no-untyped-def]
     """``work = power · H·D·work``; each thread has written the elements that it takes here."""
-    for i in range(cuda.threadIdx.x, size, cuda.blockDim.x):
+    i = np.uint32(cuda.threadIdx.x)
+    while i < size:
         work[place(i)] *= signed(power, start + i, low, high)
+        i = np.uint32(i + cuda.blockDim.x)
     transform(work, size)
 
 
@@ -150,11 +156,15 @@ def rotate(work, start, size, power, low, high):  # type: ignore[no-untyped-def]
 def scale_back(work, start, size, scale, bound, low, high):  # type: ignore[no-untyped-def]
     """Rotated back codes become decoded values, sanitised where a product could leave the range."""
     if abs(scale) <= _LIMIT / bound:
-        for i in range(cuda.threadIdx.x, size, cuda.blockDim.x):
+        i = np.uint32(cuda.threadIdx.x)
+        while i < size:
             work[place(i)] *= signed(scale, start + i, low, high)
+            i = np.uint32(i + cuda.blockDim.x)
     else:
-        for i in range(cuda.threadIdx.x, size, cuda.blockDim.x):
+        i = np.uint32(cuda.threadIdx.x)
+        while i < size:
             work[place(i)] = signed(gpu.sanitise(work[place(i)] * scale), start + i, low, high)
+            i = np.uint32(i + cuda.blockDim.x)
     cuda.syncthreads()
 
 
@@ -163,12 +173,15 @@ def _make_put(add):  # type: ignore[no-untyped-def]
     def put(out, work, start, stop, size, scale, bound, low, high):  # type: ignore[no-untyped-def]
         """Rotated back codes, multiplied by scale and signs, into ``out``."""
         plain = abs(scale) <= _LIMIT / bound
-        for i in range(cuda.threadIdx.x, stop - start, cuda.blockDim.x):
+        i = np.uint32(cuda.threadIdx.x)
+        while i < stop - start:
             h, factor, j = work[place(i)], scale, start + i
             if not plain:
                 h, factor = gpu.sanitise(h * scale), np.float32(1)
             factor = signed(factor, j, low, high)
-            out[j] = cuda.fma(h, factor, out[j]) if add else h * factor
+            at = np.uint64(j)
+            out[at] = cuda.fma(h, factor, out[at]) if add else h * factor
+            i = np.uint32(i + cuda.blockDim.x)
 
     return put
 
@@ -179,19 +192,22 @@ def _make_load(keep):  # type: ignore[no-untyped-def]
         """What is to be compressed; zeros pad the last block."""
         if i >= stop:
             return np.float32(0)
-        return gpu.sanitise(x[i] + residual[i] if keep else x[i])
+        at = np.uint64(i)
+        return gpu.sanitise(x[at] + residual[at] if keep else x[at])
 
     @cuda.jit(device=True)
     def load(x, residual, start, stop, size, work, tops):  # type: ignore[no-untyped-def]
         """Values into shared memory; their largest magnitude."""
         top, step = np.float32(0), cuda.blockDim.x
-        for i in range(cuda.threadIdx.x, size, 4 * step):
+        i = np.uint32(cuda.threadIdx.x)
+        while i < size:
             j = start + i
             p, q = value(x, residual, j, stop), value(x, residual, j + step, stop)
             r, s = value(x, residual, j + 2 * step, stop), value(x, residual, j + 3 * step, stop)
             work[place(i)], work[place(i + step)] = p, q
             work[place(i + 2 * step)], work[place(i + 3 * step)] = r, s
             top = max(top, max(max(abs(p), abs(q)), max(abs(r), abs(s))))
+            i = np.uint32(i + 4 * step)
         return block_max(tops, top)
 
     return value, load

@@ -79,8 +79,10 @@ def _make_summarise(keep):  # type: ignore[no-untyped-def]
                 mean = square_sum(work, size, power_down(top), totals) / np.float32(size)
                 norm = np.float32(math.sqrt(mean)) * power_up(top)
             if keep:
-                for i in range(cuda.threadIdx.x, stop - start, cuda.blockDim.x):
-                    residual[start + i] = work[place(i)]
+                i = np.uint32(cuda.threadIdx.x)
+                while i < stop - start:
+                    residual[np.uint64(start + i)] = work[place(i)]
+                    i = np.uint32(i + cuda.blockDim.x)
             if cuda.threadIdx.x == 0:
                 norms[b] = norm
             cuda.syncthreads()
@@ -103,13 +105,15 @@ def _root(size):  # type: ignore[no-untyped-def]
 @cuda.jit(device=True)
 def _round(work, codes, start, size, factor, levels, low, high):  # type: ignore[no-untyped-def]
     """As ``thc._round``."""
-    for i in range(cuda.threadIdx.x, size, cuda.blockDim.x):
+    i = np.uint32(cuda.threadIdx.x)
+    while i < size:
         u = gpu.uniform(gpu.counter(start + i, low), high)
         noise = cuda.fma(np.float32(2), u, np.float32(-1)) * np.float32(0.5)  # u - ½, and no product left to fuse
         noisy = min(max(cuda.fma(work[place(i)], factor, noise), -levels), levels)
         code = noisy + _MAGIC - _MAGIC
-        codes[start + i] = np.int32(code)
+        codes[np.uint64(start + i)] = np.int32(code)
         work[place(i)] = code
+        i = np.uint32(i + cuda.blockDim.x)
 
 
 def _make_encode(keep, width):  # type: ignore[no-untyped-def]
@@ -132,8 +136,10 @@ def _make_encode(keep, width):  # type: ignore[no-untyped-def]
             # With a residual the sum is there: ``summarise`` has left it.
             top = load(residual if keep else x, residual, start, stop, size, work, tops)
             if is_tiny(top) or step == 0:
-                for i in range(cuda.threadIdx.x, size, cuda.blockDim.x):
-                    codes[start + i] = 0
+                i = np.uint32(cuda.threadIdx.x)
+                while i < size:
+                    codes[np.uint64(start + i)] = 0
+                    i = np.uint32(i + cuda.blockDim.x)
             else:
                 rotate(work, start, size, power_down(top), low, high)
                 factor = min(power_up(top) / step / _root(size), _MOST)
@@ -141,8 +147,10 @@ def _make_encode(keep, width):  # type: ignore[no-untyped-def]
                 if keep:
                     transform(work, size)
                     scale_back(work, start, size, step / _root(size), most * np.float32(size), low, high)
-                    for i in range(cuda.threadIdx.x, stop - start, cuda.blockDim.x):
-                        residual[start + i] -= work[place(i)]
+                    i = np.uint32(cuda.threadIdx.x)
+                    while i < stop - start:
+                        residual[np.uint64(start + i)] -= work[place(i)]
+                        i = np.uint32(i + cuda.blockDim.x)
             if cuda.threadIdx.x == 0:
                 norms[b] = norm
             cuda.syncthreads()
@@ -161,8 +169,10 @@ def _make_decode(add, width):  # type: ignore[no-untyped-def]
         for b in range(cuda.blockIdx.x, (out.size + block - 1) // block, cuda.gridDim.x):
             start, stop = b * block, min(out.size, (b + 1) * block)
             size = block_size(stop - start, block)
-            for i in range(cuda.threadIdx.x, size, cuda.blockDim.x):
-                work[place(i)] = np.float32(codes[start + i])
+            i = np.uint32(cuda.threadIdx.x)
+            while i < size:
+                work[place(i)] = np.float32(codes[np.uint64(start + i)])
+                i = np.uint32(i + cuda.blockDim.x)
             transform(work, size)
             scale = norms[b] * unit / _root(size)
             put(out, work, start, stop, size, scale, most * np.float32(size), low, high)
