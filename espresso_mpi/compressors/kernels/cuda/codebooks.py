@@ -55,7 +55,7 @@ def encode(
 
 def decode(seed: Any, planes: Any, scales: Any, out: Any, block: int, bits: int, table: Any, add: bool) -> None:
     """Write the values of the levels into ``out``, or add them to it."""
-    grid = gpu.blocks(scales.size, 1, RESIDENT)
+    grid = gpu.blocks(scales.size, 1)
     _DECODE[add](grid, gpu.THREADS, out, seed, planes, scales, _on_device(table), block, bits)
 
 

@@ -47,14 +47,14 @@ def _four(work, i, stride):  # type: ignore[no-untyped-def]
 @cuda.jit(device=True)
 def transform(work, size):  # type: ignore[no-untyped-def]
     """As ``cpu.hadamard.transform``. It waits for what was written before, and all threads may read what it wrote."""
-    stride = 1
-    while 4 * stride <= size:
+    stride, quarter = np.uint32(1), np.uint32(size >> 2)
+    while stride <= quarter:
         cuda.syncthreads()
         unit = np.uint32(cuda.threadIdx.x)
-        while unit < size // 4:
-            _four(work, 4 * unit - 3 * (unit & (stride - 1)), stride)
+        while unit < quarter:
+            _four(work, np.uint32(4 * unit - 3 * (unit & np.uint32(stride - 1))), stride)
             unit = np.uint32(unit + cuda.blockDim.x)
-        stride *= 4
+        stride = np.uint32(stride * 4)
     if stride < size:
         cuda.syncthreads()
         unit = np.uint32(cuda.threadIdx.x)
@@ -110,7 +110,7 @@ def block_size(rest, block):  # type: ignore[no-untyped-def]
     size = block
     while size // 2 >= max(rest, _SMALLEST):
         size //= 2
-    return size
+    return np.uint32(size)
 
 
 @cuda.jit(device=True)
@@ -170,18 +170,33 @@ def scale_back(work, start, size, scale, bound, low, high):  # type: ignore[no-u
 
 def _make_put(add):  # type: ignore[no-untyped-def]
     @cuda.jit(device=True)
+    def before(out, start, i, count):  # type: ignore[no-untyped-def]
+        return out[np.uint64(start + i)] if add and i < count else np.float32(0)
+
+    @cuda.jit(device=True)
+    def put_one(out, work, start, i, count, scale, plain, low, high, value):  # type: ignore[no-untyped-def]
+        if i < count:
+            h, factor = work[place(i)], scale
+            if not plain:
+                h, factor = gpu.sanitise(h * scale), np.float32(1)
+            factor = signed(factor, start + i, low, high)
+            out[np.uint64(start + i)] = cuda.fma(h, factor, value) if add else h * factor
+
+    @cuda.jit(device=True)
     def put(out, work, start, stop, size, scale, bound, low, high):  # type: ignore[no-untyped-def]
         """Rotated back codes, multiplied by scale and signs, into ``out``."""
         plain = abs(scale) <= _LIMIT / bound
-        i = np.uint32(cuda.threadIdx.x)
-        while i < stop - start:
-            h, factor, j = work[place(i)], scale, start + i
-            if not plain:
-                h, factor = gpu.sanitise(h * scale), np.float32(1)
-            factor = signed(factor, j, low, high)
-            at = np.uint64(j)
-            out[at] = cuda.fma(h, factor, out[at]) if add else h * factor
-            i = np.uint32(i + cuda.blockDim.x)
+        i, step = np.uint32(cuda.threadIdx.x), np.uint32(cuda.blockDim.x)
+        count = np.uint32(stop - start)
+        while i < count:
+            j, k, m = np.uint32(i + step), np.uint32(i + 2 * step), np.uint32(i + 3 * step)
+            a, b = before(out, start, i, count), before(out, start, j, count)
+            c, d = before(out, start, k, count), before(out, start, m, count)
+            put_one(out, work, start, i, count, scale, plain, low, high, a)
+            put_one(out, work, start, j, count, scale, plain, low, high, b)
+            put_one(out, work, start, k, count, scale, plain, low, high, c)
+            put_one(out, work, start, m, count, scale, plain, low, high, d)
+            i = np.uint32(i + 4 * step)
 
     return put
 
