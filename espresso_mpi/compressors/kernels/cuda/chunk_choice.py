@@ -267,7 +267,8 @@ def _make_in_blocks(keep):  # type: ignore[no-untyped-def]
         """Write those of the lists that are large enough, and of equal ones the first."""
         values, offsets = lists
         some = equal < _ALL
-        for first in range(0, count, cuda.blockDim.x):
+        first = np.int32(0)
+        while first < count:  # a range of unknown step would divide
             j = np.uint32(first + cuda.threadIdx.x)
             value = values[j] if j < count else np.float32(0)
             tie = j < count and abs(value) == least
@@ -283,6 +284,7 @@ def _make_in_blocks(keep):  # type: ignore[no-untyped-def]
                     residual[i] = np.float32(0)
             at = np.uint32(at + gone)
             equal = np.int32(equal - tied)
+            first = np.int32(first + cuda.blockDim.x)
 
     @gpu.kernel("float32[::1], float32[::1], uint32[::1], float32[::1], int64, int64", keep=keep)
     def choose_in_blocks(x, residual, indices, sent, chunk, k):  # type: ignore[no-untyped-def]
