@@ -245,9 +245,7 @@ def _order(flags, words, places):  # type: ignore[no-untyped-def]
     return places[np.uint32(31 * _MOST_WARPS + warp)]
 
 
-def _make_in_blocks(keep):  # type: ignore[no-untyped-def]
-    load = _make_load(keep)
-
+def _make_collect(keep):  # type: ignore[no-untyped-def]
     @cuda.jit(device=True)
     def collect(x, residual, start, flags, words, places, values, offsets):  # type: ignore[no-untyped-def]
         """The elements with flags, and where they lie in the chunk, into lists in order of index."""
@@ -262,6 +260,10 @@ def _make_in_blocks(keep):  # type: ignore[no-untyped-def]
             offsets[to] = np.uint16(offset)
             values[to] = residual[i] if keep else gpu.sanitise(x[i])
 
+    return collect
+
+
+def _make_send(keep):  # type: ignore[no-untyped-def]
     @cuda.jit(device=True)
     def send(residual, start, at, count, least, equal, lists, sums, indices, sent):  # type: ignore[no-untyped-def]
         """Write those of the lists that are large enough, and of equal ones the first."""
@@ -285,6 +287,14 @@ def _make_in_blocks(keep):  # type: ignore[no-untyped-def]
             at = np.uint32(at + gone)
             equal = np.int32(equal - tied)
             first = np.int32(first + cuda.blockDim.x)
+
+    return send
+
+
+def _make_in_blocks(keep):  # type: ignore[no-untyped-def]
+    load = _make_load(keep)
+
+    collect, send = _make_collect(keep), _make_send(keep)
 
     @gpu.kernel("float32[::1], float32[::1], uint32[::1], float32[::1], int64, int64", keep=keep)
     def choose_in_blocks(x, residual, indices, sent, chunk, k):  # type: ignore[no-untyped-def]

@@ -128,12 +128,32 @@ def _make_multiply(skip):  # type: ignore[no-untyped-def]
 # --- forward ----------------------------------------------------------------------------------------------------------
 
 
+def _make_one(value, keep):  # type: ignore[no-untyped-def]
+    @cuda.jit(device=True)
+    def one(x, residual, out, start, stop, block, table, values):  # type: ignore[no-untyped-def]
+        """A block that may be cut short."""
+        size = min(out.size - start, block)
+        cuda.syncthreads()  # all have read what was there before
+        for i in range(start + cuda.threadIdx.x, stop, cuda.blockDim.x):
+            values[i - start] = value(x, residual, i)
+            if keep:
+                residual[i] = values[i - start]
+        cuda.syncthreads()
+        for j in range(cuda.threadIdx.x, size, cuda.blockDim.x):
+            total = np.float32(0)
+            for i in range(stop - start):
+                total = cuda.fma(table[i * size + j], values[i], total)
+            out[start + j] = total
+
+    return one
+
+
 def _make_forward(keep):  # type: ignore[no-untyped-def]
     @cuda.jit(device=True)
     def value(x, residual, i):  # type: ignore[no-untyped-def]
         return gpu.sanitise(x[i] + residual[i] if keep else x[i])
 
-    load, multiply = _make_load(value, keep), _make_multiply(False)
+    load, multiply, one = _make_load(value, keep), _make_multiply(False), _make_one(value, keep)
 
     @cuda.jit(device=True)
     def tiles(x, residual, out, block, whole, pairs, values, sums):  # type: ignore[no-untyped-def]
@@ -155,22 +175,6 @@ def _make_forward(keep):  # type: ignore[no-untyped-def]
                         out[np.uint32(i + np.uint32(c * quarter))] = sums[4 * r + c]
                 i = np.uint32(i + np.uint32(block))
 
-    @cuda.jit(device=True)
-    def one(x, residual, out, start, stop, block, table, values):  # type: ignore[no-untyped-def]
-        """A block that may be cut short."""
-        size = min(out.size - start, block)
-        cuda.syncthreads()  # all have read what was there before
-        for i in range(start + cuda.threadIdx.x, stop, cuda.blockDim.x):
-            values[i - start] = value(x, residual, i)
-            if keep:
-                residual[i] = values[i - start]
-        cuda.syncthreads()
-        for j in range(cuda.threadIdx.x, size, cuda.blockDim.x):
-            total = np.float32(0)
-            for i in range(stop - start):
-                total = cuda.fma(table[i * size + j], values[i], total)
-            out[start + j] = total
-
     @gpu.kernel("float32[::1], float32[::1], float32[::1], int64, uint64[::1], float32[::1], float32[::1]", keep=keep)
     def forward(x, residual, out, block, pairs, whole, rest):  # type: ignore[no-untyped-def]
         values = cuda.shared.array(_ROOM, np.float32)
@@ -187,13 +191,7 @@ def _make_forward(keep):  # type: ignore[no-untyped-def]
 # --- back -------------------------------------------------------------------------------------------------------------
 
 
-def _make_back(how):  # type: ignore[no-untyped-def]
-    @cuda.jit(device=True)
-    def coefficient(coefficients, residual, i):  # type: ignore[no-untyped-def]
-        return coefficients[i]
-
-    load, multiply = _make_load(coefficient, False), _make_multiply(True)
-
+def _make_put(how):  # type: ignore[no-untyped-def]
     @cuda.jit(device=True)
     def combined(before, total, size):  # type: ignore[no-untyped-def]
         value = gpu.sanitise(total * size)  # an exact product
@@ -212,6 +210,18 @@ def _make_back(how):  # type: ignore[no-untyped-def]
         a, b, c, d = before(out, i), before(out, j), before(out, k), before(out, m)
         out[i], out[j] = combined(a, sums[4 * r], size), combined(b, sums[4 * r + 1], size)
         out[k], out[m] = combined(c, sums[4 * r + 2], size), combined(d, sums[4 * r + 3], size)
+
+    return combined, before, put_four
+
+
+def _make_back(how):  # type: ignore[no-untyped-def]
+    @cuda.jit(device=True)
+    def coefficient(coefficients, residual, i):  # type: ignore[no-untyped-def]
+        return coefficients[i]
+
+    load, multiply = _make_load(coefficient, False), _make_multiply(True)
+
+    combined, before, put_four = _make_put(how)
 
     @cuda.jit(device=True)
     def tiles(out, coefficients, block, whole, pairs, values, sums):  # type: ignore[no-untyped-def]
