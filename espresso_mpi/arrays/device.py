@@ -241,7 +241,6 @@ def _new_stream() -> Queue:
 
 _BY_THREAD = "NUMBA_CUDA_PER_THREAD_DEFAULT_STREAM"
 
-
 _POLL_S = 20e-6
 """Between two looks at events: a fraction of what the shortest exchange takes, and the processor is free meanwhile."""
 
@@ -270,9 +269,11 @@ def stream_of(owner: Any) -> int:
 
 def caller_stream(number: int) -> Any:
     """A stream of the caller's as events take it, given what ``stream_of`` returned."""
-    from numba import cuda
+    if simulated():
+        from numba import cuda
 
-    return cuda.stream() if simulated() else number
+        return cuda.stream()
+    return number
 
 
 class Arrival:
@@ -294,10 +295,7 @@ class Arrival:
 def poll(passed: Callable[[], bool], limit: float) -> None:
     """Return when the GPU has passed something, or after ``limit`` seconds; other threads run meanwhile."""
     begin = time.perf_counter()
-    while not passed():
-        gone = time.perf_counter() - begin
-        if gone >= limit:
-            return
+    while not passed() and (gone := time.perf_counter() - begin) < limit:
         time.sleep(_POLL_S if gone > _EAGER_S else 0)
 
 

@@ -30,9 +30,8 @@ def allreduce_sparse(session: Session, tensors: Sequence[torch.Tensor], op: str)
     if not all(x.is_sparse for x in tensors):
         raise ConfigError("all_reduce: dense and sparse tensors in one call; reduce them by calls of their own")
     own = [x.detach().coalesce() for x in tensors]
-    counts = session.allgather(torch.tensor([x._nnz() for x in own], dtype=torch.int64, device="cpu")).view(
-        -1, len(own)
-    )
+    mine = torch.tensor([x._nnz() for x in own], dtype=torch.int64, device="cpu")
+    counts = session.allgather(mine).view(-1, len(own))
     handles, after = [], []
     for number, x in enumerate(own):
         held = counts[:, number].tolist()

@@ -205,18 +205,6 @@ _bound, _threshold = _make_search(_reach_by_one), _make_search(_reach_in_shared)
 
 
 @cuda.jit(device=True)
-def _block_max(value, tops):  # type: ignore[no-untyped-def]
-    value = gpu.warp_max(value)
-    cuda.syncthreads()
-    if cuda.laneid == 0:
-        tops[np.uint32(cuda.threadIdx.x // 32)] = value
-    cuda.syncthreads()
-    for warp in range(np.int32(cuda.blockDim.x // 32)):
-        value = max(value, tops[np.uint32(warp)])
-    return value
-
-
-@cuda.jit(device=True)
 def _order(flags, words, places):  # type: ignore[no-untyped-def]
     """Number the elements whose flags are set, in order of index; how many there are.
 
@@ -323,7 +311,7 @@ def _make_in_blocks(keep):  # type: ignore[no-untyped-def]
                     if more > 0:
                         residual[j] = mine[r]
                     j, more = np.uint32(j + step), np.int32(more - np.int32(step))
-            top, bound = gpu.float_bits(_block_max(largest, tops)), np.float32(0)
+            top, bound = gpu.float_bits(gpu.block_max(tops, largest)), np.float32(0)
             if wanted <= cuda.blockDim.x:
                 bits, _ = _bound(largest, 0, 0, top, wanted)
                 bound = gpu.bits_float(bits)

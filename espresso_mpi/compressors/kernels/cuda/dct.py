@@ -125,6 +125,29 @@ def _make_multiply(skip):  # type: ignore[no-untyped-def]
     return multiply
 
 
+def _make_tiles(load, multiply, put):  # type: ignore[no-untyped-def]
+    @cuda.jit(device=True)
+    def tiles(source, residual, out, block, whole, pairs, values, sums):  # type: ignore[no-untyped-def]
+        """The first ``whole`` blocks."""
+        bits, t = _log(block), np.uint32(cuda.threadIdx.x)
+        rows = np.int64((_SUMS * cuda.blockDim.x) >> bits)
+        stride, quarter = np.uint32(rows + 1), np.uint32(block // 4)
+        column, row = np.uint32(t & np.uint32(quarter - 1)), np.uint32(np.uint32(t >> (bits - 2)) * _ROWS)
+        for first in range(cuda.blockIdx.x * rows, whole, cuda.gridDim.x * rows):
+            start, count = np.uint32(first * block), np.uint32(min(rows, whole - first))
+            cuda.syncthreads()  # all have read what was there before
+            load(source, residual, start, np.uint32(count * block), np.uint32(block), stride, values)
+            cuda.syncthreads()
+            multiply(values, stride, pairs, block, row, column, sums)
+            i = np.uint32(start + np.uint32(row * np.uint32(block) + column))
+            for r in range(_ROWS):
+                if np.uint32(row + r) < count:
+                    put(out, i, quarter, sums, r, np.float32(block))
+                i = np.uint32(i + np.uint32(block))
+
+    return tiles
+
+
 # --- forward ----------------------------------------------------------------------------------------------------------
 
 
@@ -153,27 +176,14 @@ def _make_forward(keep):  # type: ignore[no-untyped-def]
     def value(x, residual, i):  # type: ignore[no-untyped-def]
         return gpu.sanitise(x[i] + residual[i] if keep else x[i])
 
-    load, multiply, one = _make_load(value, keep), _make_multiply(False), _make_one(value, keep)
-
     @cuda.jit(device=True)
-    def tiles(x, residual, out, block, whole, pairs, values, sums):  # type: ignore[no-untyped-def]
-        """The first ``whole`` blocks."""
-        bits, t = _log(block), np.uint32(cuda.threadIdx.x)
-        rows = np.int64((_SUMS * cuda.blockDim.x) >> bits)
-        stride, quarter = np.uint32(rows + 1), np.uint32(block // 4)
-        column, row = np.uint32(t & np.uint32(quarter - 1)), np.uint32(np.uint32(t >> (bits - 2)) * _ROWS)
-        for first in range(cuda.blockIdx.x * rows, whole, cuda.gridDim.x * rows):
-            start, count = np.uint32(first * block), np.uint32(min(rows, whole - first))
-            cuda.syncthreads()  # all have read what was there before
-            load(x, residual, start, np.uint32(count * block), np.uint32(block), stride, values)
-            cuda.syncthreads()
-            multiply(values, stride, pairs, block, row, column, sums)
-            i = np.uint32(start + np.uint32(row * np.uint32(block) + column))
-            for r in range(_ROWS):
-                if np.uint32(row + r) < count:
-                    for c in range(4):
-                        out[np.uint32(i + np.uint32(c * quarter))] = sums[4 * r + c]
-                i = np.uint32(i + np.uint32(block))
+    def put(out, i, quarter, sums, r, size):  # type: ignore[no-untyped-def]
+        """Four places of a block."""
+        for c in range(4):
+            out[np.uint32(i + np.uint32(c * quarter))] = sums[4 * r + c]
+
+    one = _make_one(value, keep)
+    tiles = _make_tiles(_make_load(value, keep), _make_multiply(False), put)
 
     @gpu.kernel("float32[::1], float32[::1], float32[::1], int64, uint64[::1], float32[::1], float32[::1]", keep=keep)
     def forward(x, residual, out, block, pairs, whole, rest):  # type: ignore[no-untyped-def]
@@ -219,28 +229,8 @@ def _make_back(how):  # type: ignore[no-untyped-def]
     def coefficient(coefficients, residual, i):  # type: ignore[no-untyped-def]
         return coefficients[i]
 
-    load, multiply = _make_load(coefficient, False), _make_multiply(True)
-
     combined, before, put_four = _make_put(how)
-
-    @cuda.jit(device=True)
-    def tiles(out, coefficients, block, whole, pairs, values, sums):  # type: ignore[no-untyped-def]
-        """The first ``whole`` blocks."""
-        bits, t = _log(block), np.uint32(cuda.threadIdx.x)
-        rows = np.int64((_SUMS * cuda.blockDim.x) >> bits)
-        stride, quarter = np.uint32(rows + 1), np.uint32(block // 4)
-        column, row = np.uint32(t & np.uint32(quarter - 1)), np.uint32(np.uint32(t >> (bits - 2)) * _ROWS)
-        for first in range(cuda.blockIdx.x * rows, whole, cuda.gridDim.x * rows):
-            start, count = np.uint32(first * block), np.uint32(min(rows, whole - first))
-            cuda.syncthreads()  # all have read what was there before
-            load(coefficients, coefficients, start, np.uint32(count * block), np.uint32(block), stride, values)
-            cuda.syncthreads()
-            multiply(values, stride, pairs, block, row, column, sums)
-            i = np.uint32(start + np.uint32(row * np.uint32(block) + column))
-            for r in range(_ROWS):
-                if np.uint32(row + r) < count:
-                    put_four(out, i, quarter, sums, r, np.float32(block))
-                i = np.uint32(i + np.uint32(block))
+    tiles = _make_tiles(_make_load(coefficient, False), _make_multiply(True), put_four)
 
     @cuda.jit(device=True)
     def one(out, coefficients, start, stop, block, table):  # type: ignore[no-untyped-def]
@@ -258,7 +248,7 @@ def _make_back(how):  # type: ignore[no-untyped-def]
         values = cuda.shared.array(_ROOM, np.float32)
         sums = cuda.local.array(_SUMS, np.float32)
         done = out.size // block if block >= 4 else 0
-        tiles(out, coefficients, block, done, pairs, values, sums)
+        tiles(coefficients, coefficients, out, block, done, pairs, values, sums)
         for b in range(done + cuda.blockIdx.x, (out.size + block - 1) // block, cuda.gridDim.x):
             start, stop = b * block, min(out.size, (b + 1) * block)
             one(out, coefficients, start, stop, block, whole if stop - start == block else rest)

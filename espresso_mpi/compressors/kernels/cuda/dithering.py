@@ -80,12 +80,7 @@ def _make_root_square(again):  # type: ignore[no-untyped-def]
 def _make_length(keep, staged):  # type: ignore[no-untyped-def]
     """Functions for the elements of a block, and for its length."""
 
-    @cuda.jit(device=True)
-    def value(x, residual, i, stop):  # type: ignore[no-untyped-def]
-        """A sanitised element, 0 beyond the end of the block."""
-        if i >= stop:
-            return np.float32(0)
-        return gpu.sanitise(residual[i] + x[i] if keep else x[i])
+    value, stage = gpu.make_fetch(keep), gpu.make_stage(staged)
 
     @cuda.jit(device=True)
     def again(x, residual, memory, shift, i, stop):  # type: ignore[no-untyped-def]
@@ -99,9 +94,7 @@ def _make_length(keep, staged):  # type: ignore[no-untyped-def]
         for i in range(start + cuda.laneid, stop, 128):
             p, q = value(x, residual, i, stop), value(x, residual, i + 32, stop)
             r, s = value(x, residual, i + 64, stop), value(x, residual, i + 96, stop)
-            if staged:
-                memory[i + shift], memory[i + shift + 32] = p, q
-                memory[i + shift + 64], memory[i + shift + 96] = r, s
+            stage(memory, i + shift, p, q, r, s)
             top = max(top, max(max(abs(p), abs(q)), max(abs(r), abs(s))))
         if staged:
             cuda.syncwarp()

@@ -266,6 +266,45 @@ def warp_prefix_sum(value, lane):  # type: ignore[no-untyped-def]
     return value
 
 
+@cuda.jit(device=True)
+def block_max(tops, value):  # type: ignore[no-untyped-def]
+    """The largest of all threads' values; ``tops``: shared memory, a place for each warp."""
+    value = warp_max(value)
+    cuda.syncthreads()  # all have read what was there before
+    if cuda.laneid == 0:
+        tops[np.uint32(cuda.threadIdx.x // 32)] = value
+    cuda.syncthreads()
+    for warp in range(np.int32(cuda.blockDim.x // 32)):
+        value = max(value, tops[np.uint32(warp)])
+    return value
+
+
+# --- elements ---------------------------------------------------------------------------------------------------------
+
+
+def make_fetch(keep: bool) -> Any:
+    """A device function: an element of a block that ends at ``stop``, with its residual; 0 beyond the end."""
+
+    @cuda.jit(device=True)
+    def fetch(x, residual, i, stop):  # type: ignore[no-untyped-def]
+        if i >= stop:
+            return np.float32(0)
+        return sanitise(residual[i] + x[i] if keep else x[i])
+
+    return fetch
+
+
+def make_stage(staged: bool) -> Any:
+    """A device function: keep four values, 32 apart, in shared memory; nothing where blocks are read twice."""
+
+    @cuda.jit(device=True)
+    def stage(memory, at, p, q, r, s):  # type: ignore[no-untyped-def]
+        if staged:
+            memory[at], memory[at + 32], memory[at + 64], memory[at + 96] = p, q, r, s
+
+    return stage
+
+
 # --- a kernel that several methods use --------------------------------------------------------------------------------
 
 

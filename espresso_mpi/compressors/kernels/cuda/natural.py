@@ -45,6 +45,8 @@ def _decoded(code):  # type: ignore[no-untyped-def]
 
 
 def _make_largest(value, staged):  # type: ignore[no-untyped-def]
+    stage = gpu.make_stage(staged)
+
     @cuda.jit(device=True)
     def largest(x, residual, memory, shift, start, whole, stop):  # type: ignore[no-untyped-def]
         """The largest magnitude of a block; ``whole`` is where its last 128 elements end that are all there."""
@@ -52,9 +54,7 @@ def _make_largest(value, staged):  # type: ignore[no-untyped-def]
         for i in range(start + cuda.laneid, whole, 128):
             p, q = value(x, residual, i), value(x, residual, i + 32)
             r, s = value(x, residual, i + 64), value(x, residual, i + 96)
-            if staged:
-                memory[i + shift], memory[i + shift + 32] = p, q
-                memory[i + shift + 64], memory[i + shift + 96] = r, s
+            stage(memory, i + shift, p, q, r, s)
             top = max(top, max(max(abs(p), abs(q)), max(abs(r), abs(s))))
         for i in range(whole + cuda.laneid, stop, 32):
             top = max(top, abs(value(x, residual, i)))

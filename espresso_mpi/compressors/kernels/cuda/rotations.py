@@ -67,19 +67,6 @@ def transform(work, size):  # type: ignore[no-untyped-def]
 
 
 @cuda.jit(device=True)
-def block_max(tops, value):  # type: ignore[no-untyped-def]
-    """The largest of all threads' values."""
-    value = gpu.warp_max(value)
-    cuda.syncthreads()  # all have read what was there before
-    if cuda.laneid == 0:
-        tops[np.uint32(cuda.threadIdx.x // 32)] = value
-    cuda.syncthreads()
-    for warp in range(np.int32(cuda.blockDim.x // 32)):
-        value = max(value, tops[np.uint32(warp)])
-    return value
-
-
-@cuda.jit(device=True)
 def shared_sum(totals, low, high):  # type: ignore[no-untyped-def]
     """The sum of the 64 lanes that the first warp holds, two in each thread, for all threads."""
     total = gpu.warp_sum(low + high)
@@ -223,7 +210,7 @@ def _make_load(keep):  # type: ignore[no-untyped-def]
             work[place(i + 2 * step)], work[place(i + 3 * step)] = r, s
             top = max(top, max(max(abs(p), abs(q)), max(abs(r), abs(s))))
             i = np.uint32(i + 4 * step)
-        return block_max(tops, top)
+        return gpu.block_max(tops, top)
 
     return value, load
 

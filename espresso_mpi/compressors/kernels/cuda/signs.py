@@ -122,18 +122,8 @@ def _make_values(keep, two):  # type: ignore[no-untyped-def]
     return value, above, below
 
 
-def _make_stage(staged):  # type: ignore[no-untyped-def]
-    @cuda.jit(device=True)
-    def stage(memory, at, p, q, r, s):  # type: ignore[no-untyped-def]
-        """Keep four values for ``subtract``, in which the same lane reads them."""
-        if staged:
-            memory[at], memory[at + 32], memory[at + 64], memory[at + 96] = p, q, r, s
-
-    return stage
-
-
 def _make_sums(value, above, below, two, staged):  # type: ignore[no-untyped-def]
-    stage = _make_stage(staged)
+    stage = gpu.make_stage(staged)
 
     @cuda.jit(device=True)
     def group(x, residual, words, memory, place, start, stop):  # type: ignore[no-untyped-def]

@@ -81,11 +81,7 @@ def _compress(value, shift, end):  # type: ignore[no-untyped-def]
 
 
 def _make_summarise(keep):  # type: ignore[no-untyped-def]
-    @cuda.jit(device=True)
-    def fetch(x, residual, i, stop):  # type: ignore[no-untyped-def]
-        if i >= stop:
-            return np.float32(0)
-        return gpu.sanitise(residual[i] + x[i] if keep else x[i])
+    fetch = gpu.make_fetch(keep)
 
     @cuda.jit(device=True)
     def store(residual, i, stop, value):  # type: ignore[no-untyped-def]
