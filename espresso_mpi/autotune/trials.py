@@ -63,19 +63,17 @@ class More:
 
 @dataclass(frozen=True)
 class Trial:
-    """A plan with the median seconds of its steps.
+    """A plan with the seconds of its steps, by which plans are compared. Without steps, they are infinite.
 
     Attributes:
-        low: their first quartile, of one turn the least, by which plans are compared: other work on a node makes steps
-            longer, none shorter.
-        uncertain: how far these may be from those of many steps.
-
-    Without steps, all are infinite.
+        seconds: their median; of one turn the least, because other work on a node makes steps longer. A lower quantile
+            of many steps would suffer less from that. But steps of plans that send during the backward pass vary more
+            by themselves, and it would prefer these plans also where their steps usually take longer.
+        uncertain: how far the median may be from that of many steps.
     """
 
     plan: Plan
     seconds: float
-    low: float
     uncertain: float
 
 
@@ -100,10 +98,10 @@ class _Tried:
 
     def result(self) -> Trial:
         if not self.times:
-            return Trial(self.plan, math.inf, math.inf, math.inf)
+            return Trial(self.plan, math.inf, math.inf)
         low, middle, high = np.percentile(self.times, [25, 50, 75])
-        quick = low if len(self.times) > COUNTED else min(self.times)
-        return Trial(self.plan, float(middle), float(quick), float(high - low) / math.sqrt(len(self.times)))
+        usual = middle if len(self.times) > COUNTED else min(self.times)
+        return Trial(self.plan, float(usual), float(high - low) / math.sqrt(len(self.times)))
 
     @property
     def seconds(self) -> float:
@@ -189,15 +187,15 @@ class Trials:
 
         If no plan without compression had a step, its time is that of the dense steps before the trials.
         """
-        order = sorted((one for one in self._tried if one.times), key=lambda one: (one.out, one.result().low))
+        order = sorted((one for one in self._tried if one.times), key=lambda one: (one.out, one.seconds))
         found = [one.result() for one in order]
         if not found:
             return []
         dense = next(one.plan for one in self._tried if not compresses(one.plan))
-        watched = Trial(dense, self._spent.dense, self._spent.dense, 0.0)
+        watched = Trial(dense, self._spent.dense, 0.0)
         best, plain = found[0], next((one for one in found if not compresses(one.plan)), watched)
-        noise = min(math.hypot(plain.uncertain, best.uncertain), _TOLERATED * best.low)
-        if plain.low - best.low <= noise:
+        noise = min(math.hypot(plain.uncertain, best.uncertain), _TOLERATED * best.seconds)
+        if plain.seconds - best.seconds <= noise:
             best = plain
         return [best, *(one for one in found if one is not best)]
 
@@ -312,10 +310,10 @@ def _told_apart(going: Sequence[_Tried]) -> bool:
     """Whether one plan is quicker than the others by twice their uncertainty, or that is small; after two turns."""
     if any(len(one.times) < 2 * COUNTED for one in going):
         return False
-    best, *others = sorted((one.result() for one in going), key=lambda one: one.low)
+    best, *others = sorted((one.result() for one in going), key=lambda one: one.seconds)
     uncertain = [one.uncertain + best.uncertain for one in others]
-    apart = [one.low - best.low > 2 * by for one, by in zip(others, uncertain)]
-    return all(known or by <= _ALIKE * best.low for known, by in zip(apart, uncertain))
+    apart = [one.seconds - best.seconds > 2 * by for one, by in zip(others, uncertain)]
+    return all(known or by <= _ALIKE * best.seconds for known, by in zip(apart, uncertain))
 
 
 def _hopeful(plans: Sequence[Plan], fixed: Sequence[Plan]) -> list[Plan]:

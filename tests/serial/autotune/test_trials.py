@@ -135,12 +135,28 @@ def test_compression_is_chosen_only_if_it_gains_more_than_the_noise():
     assert name_of(tried([candidate("a"), candidate("dense", DENSE)], {"a": 0.9, "dense": 1.0})[1][0].plan) == "a"
 
 
-def test_dense_steps_that_are_noisy_are_not_chosen_for_their_noise():
-    trials, noise = Trials([candidate("a"), candidate("dense", DENSE)], 60), itertools.cycle([0.0, 2.0, 0.0, 1.5, 3.0])
+def varying_steps(plans, varying, lengths):
+    """Results of trials in which the steps of one plan that count vary; all others take a second."""
+    trials, before, length = Trials(plans, 60), None, itertools.cycle(lengths)
     while not trials.ended:
-        trials.step_ended(1.0 if compresses(trials.current) else 1.2 + next(noise))
-    best, other = trials.results()
-    assert other.uncertain > other.low - best.low and compresses(best.plan)
+        plan = trials.current
+        trials.step_ended(next(length) if plan is before is varying else 1.0)
+        before = plan
+    return trials.results()
+
+
+def test_dense_steps_that_are_noisy_are_not_chosen_for_their_noise():
+    dense = candidate("dense", DENSE)
+    best, other = varying_steps([candidate("a"), dense], dense, [1.2, 1.22, 3.7, 1.22, 3.7])
+    assert other.uncertain > other.seconds - best.seconds and compresses(best.plan)
+
+
+def test_the_usual_step_decides_not_the_quickest_ones():
+    """Steps during which gradients travel vary: some are quicker than all others, and more of them slower."""
+    varying = candidate("varying")
+    plans = [candidate("even"), varying, candidate("dense", DENSE)]
+    assert name_of(varying_steps(plans, varying, [0.9, 1.2, 0.9, 1.2, 1.2])[0].plan) != "varying"
+    assert name_of(varying_steps(plans, varying, [0.9, 1.2, 0.9, 0.9, 1.2])[0].plan) == "varying"
 
 
 def test_the_best_plan_with_a_schedule_is_tried_without_it():
