@@ -134,7 +134,7 @@ def report(transport: Transport, trials: Sequence[Trial], cost: float) -> None:
     for one in trials:
         forecast = one.plan.forecast
         predicted = "" if forecast is None else f", {forecast.seconds:.4g} s by the model"
-        _LOG.info("tried: %.4g s per step%s: %s", one.seconds, predicted, summary(one.plan))
+        _LOG.info("tried: %.4g s per step (of %d)%s: %s", one.seconds, one.steps, predicted, summary(one.plan))
 
 
 def slowest(transport: Transport, seconds: float) -> float:

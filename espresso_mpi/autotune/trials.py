@@ -70,11 +70,13 @@ class Trial:
             of many steps would suffer less from that. But steps of plans that send during the backward pass vary more
             by themselves, and it would prefer these plans also where their steps usually take longer.
         uncertain: how far the median may be from that of many steps.
+        steps: how many of them there were.
     """
 
     plan: Plan
     seconds: float
     uncertain: float
+    steps: int
 
 
 @dataclass
@@ -98,10 +100,10 @@ class _Tried:
 
     def result(self) -> Trial:
         if not self.times:
-            return Trial(self.plan, math.inf, math.inf)
+            return Trial(self.plan, math.inf, math.inf, 0)
         low, middle, high = np.percentile(self.times, [25, 50, 75])
         usual = middle if len(self.times) > COUNTED else min(self.times)
-        return Trial(self.plan, float(usual), float(high - low) / math.sqrt(len(self.times)))
+        return Trial(self.plan, float(usual), float(high - low) / math.sqrt(len(self.times)), len(self.times))
 
     @property
     def seconds(self) -> float:
@@ -192,7 +194,7 @@ class Trials:
         if not found:
             return []
         dense = next(one.plan for one in self._tried if not compresses(one.plan))
-        watched = Trial(dense, self._spent.dense, 0.0)
+        watched = Trial(dense, self._spent.dense, 0.0, self._spent.steps)
         best, plain = found[0], next((one for one in found if not compresses(one.plan)), watched)
         noise = min(math.hypot(plain.uncertain, best.uncertain), _TOLERATED * best.seconds)
         if plain.seconds - best.seconds <= noise:
