@@ -14,7 +14,7 @@ from .accuracy_times import StepTime, step_times_of
 from .averaging import Averaged
 from .datasets import Batch, Dataset
 from .harness.replicas import place_on_node, require_same_start
-from .harness.timing import Repetitions, TimedMethod, interleaved
+from .harness.timing import Repetitions, TimedMethod, in_turns
 from .loss_curves import LearningRateSchedule, Method, follow
 from .model import learning_rate
 from .optimizer_runs import WARMUP, momentum_of
@@ -128,12 +128,12 @@ def time_steps(
     """
     trainings = [Training(comm, data, settings, way, 0, repetitions.repeats, gloo) for way in ways]
     sent = [[sum(training.method.sent().values()) for training in trainings]]
-    seconds = interleaved(
+    seconds = in_turns(
         comm,
         [TimedMethod(way.spec, training.advance) for way, training in zip(ways, trainings)],
         repetitions,
         lambda repetition: sent.append([sum(training.method.sent().values()) for training in trainings]),
-    )
+    ).seconds
     for training in trainings:
         training.method.finish()
         training.close()

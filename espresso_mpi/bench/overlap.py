@@ -10,7 +10,7 @@ is about T_s, where there is most to hide.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ import numpy as np
 from ..cluster import launch
 from ..compressors import read_specs
 from ..tracing import pictures
-from . import blas
+from . import blas, python_beside
 from .defaults import Overlap as Defaults
 from .harness import columns
 from .harness.checks import Inputs, wrong_together
@@ -56,6 +56,7 @@ class Row:
         allowed: 1.15 · max(T_c, T_s) + largest.
         ratio: step / allowed.
         hidden: the share of min(T_c, T_s) that overlapping hid: 1 if the step takes max(T_c, T_s), 0 if their sum.
+        slowed, cpu: see ``python_beside.Slowdown``; the work takes about T_s alone.
         wrong: elements, over all ranks, in which pushing and waiting differs from one sync.
         repeats: repetitions that were made.
     """
@@ -73,6 +74,8 @@ class Row:
     hidden: float
     wrong: int
     repeats: int
+    slowed: float | None = None
+    cpu: float | None = None
 
 
 TABLE = Table(
@@ -86,6 +89,8 @@ TABLE = Table(
         Column("allowed", "allowed", MS),
         Column("step / allowed", "ratio", RATIO),
         Column("hidden", "hidden", SHARE),
+        Column("Python slowed", "slowed", SHARE),
+        Column("by CPU", "cpu", SHARE),
         columns.WRONG,
     )
 )
@@ -165,7 +170,9 @@ def _measured(
     for number, one in enumerate(steps):
         compute = times[:, :1] * (one.work.products / alone.products)
         own = np.column_stack([compute, times[:, 3 * number + 1 : 3 * number + 4]])
-        rows.append(row(one.spec, grads, own, wrong[number]))
+        found = row(one.spec, grads, own, wrong[number])
+        slowdown = python_beside.measured(comm, found.sync, one.push, one.session.wait_all)
+        rows.append(replace(found, slowed=slowdown.slowed, cpu=slowdown.cpu))
         if trace is not None:
             with pictures.tracing(one.session, trace, one.spec):
                 one.step()
@@ -211,6 +218,11 @@ class _Steps:
         for name in self.work.between():
             self.session.push(name, self.grads[name])
         self.session.wait_all()
+
+    def push(self) -> None:
+        """All gradients in one call that returns at once."""
+        self.refill()
+        self.session.push_together(self.grads)
 
     def refill(self) -> None:
         """Put the values back in place."""

@@ -23,6 +23,7 @@ Every rank has one float32 array of each size.
 - *algbw* and *busbw* are as in NVIDIA's nccl-tests. *algbw* is the bytes of the float32 array over the median time.
   *busbw* is *algbw* times 2(p-1)/p for p ranks, the share of the array that each rank of an allreduce must send.
   Compression raises both.
+- *cpu* is the processor time of all ranks together, polling included, per GB of the float32 arrays of all ranks.
 - *wire* is the least time on the busiest link: the bytes that a node sends to others, over the best rate of a plain
   stream between nodes in the same run.
 - *memory* is the least time for what the ranks of a node must read and write along the route
@@ -54,7 +55,7 @@ SECTIONS = {
 One call synchronises all gradients of a network, in the order of a backward pass. *fused* is `MPI_Allreduce` of one
 buffer as large as all of them, without the copies into and out of it. *each* is one `MPI_Allreduce` per tensor. With
 *time / fused* above 1, the method is slower than the one buffer. With *x each* above 1, it is quicker than one call per
-tensor. *wrong* is as above.
+tensor. *cpu* and *wrong* are as above.
 """,
     "torch": """
 One step of training has a forward pass, a backward pass, a synchronisation, and AdamW. All rows take turns. *gloo* is
@@ -68,8 +69,10 @@ In each step, the main thread multiplies matrices, and pushes each gradient when
 tensors alone. *largest* is a sync of the largest tensor alone, in turns with the step. *allowed* is 1.15 · max(T_c,
 T_s) + largest. *hidden* is the share of the shorter of T_c and T_s that the other one hides. Below 0, pushing takes
 longer than the products followed by one sync. With one rank per core, encodes, sums and the network stack use the core
-that computes, so only waits for the network can be hidden. *wrong* counts elements in which pushing differs from one
-sync.
+that computes, so only waits for the network can be hidden. *Python slowed* is by how much work in pure Python takes
+longer if all gradients are pushed just before. Alone, it takes about as long as T_s. *by CPU* is the processor time of
+the other threads meanwhile, as a share of the work. With one core per rank, the work takes longer by this much at
+least, and the rest is the interpreter lock. *wrong* counts elements in which pushing differs from one sync.
 """,
     "scaling": """
 The fit is t = α + β · bytes, by least squares of relative errors. *deviation* is their root mean square. α is the cost

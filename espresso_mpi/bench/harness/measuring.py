@@ -14,7 +14,7 @@ from ...tracing import pictures
 from ...types import TensorSpec
 from .checks import Inputs, wrong_of, wrong_together
 from .rows import bandwidths
-from .timing import Repetitions, TimedMethod, interleaved
+from .timing import Repetitions, TimedMethod, in_turns
 
 CHECKED = 1 << 24
 """Bytes of the largest array that is checked where many are measured: one rank does for the check what all ranks do."""
@@ -26,12 +26,14 @@ class Measurement:
 
     Attributes:
         times: seconds of the slowest rank in every repetition.
+        cpu: seconds of processor time of all ranks together, likewise.
         wrong: elements, over all ranks; None if it was not checked.
         sent: bytes of every rank by level, in one run; None where that cannot be told.
     """
 
     method: TimedMethod
     times: np.ndarray
+    cpu: np.ndarray
     wrong: int | None
     sent: Sequence[Mapping[str, int]] | None
 
@@ -49,6 +51,7 @@ class Measurement:
             "seconds": self.seconds,
             "p99": float(np.percentile(self.times, 99)),
             "repeats": len(self.times),
+            "cpu": float(np.median(self.cpu)) / (nbytes * ranks),
             "wire_bytes": None if sent is None else sum(sum(levels.values()) for levels in sent),
             "inter_bytes": None if sent is None else sum(levels["inter"] for levels in sent),
             "wrong": self.wrong,
@@ -68,19 +71,19 @@ def measure(
     """Check, run once outside the clock, time in turns, trace once more if asked, and close. Collective.
 
     Args:
-        beside: see ``interleaved``.
+        beside: see ``in_turns``.
         trace: the methods' names are put before its suffix.
     """
     wrong = [c.check() if check and c.check is not None else None for c in methods]
-    interleaved(comm, methods, Repetitions(1))  # allocates and compiles
+    in_turns(comm, methods, Repetitions(1))  # allocates and compiles
     before = [None if c.sent is None else dict(c.sent()) for c in methods]
-    times = interleaved(comm, methods, repetitions, beside)
-    sent = [_sent(comm, c, earlier, len(times)) for c, earlier in zip(methods, before)]
+    times = in_turns(comm, methods, repetitions, beside)
+    sent = [_sent(comm, c, earlier, len(times.seconds)) for c, earlier in zip(methods, before)]
     for c in methods:
         if trace is not None and c.trace is not None:
             c.trace(trace)
         c.close()
-    return [Measurement(*of_one) for of_one in zip(methods, times.T, wrong, sent)]
+    return [Measurement(*of_one) for of_one in zip(methods, times.seconds.T, times.cpu.T, wrong, sent)]
 
 
 def _sent(comm: Any, c: TimedMethod, before: Mapping[str, int] | None, times: int) -> list[dict[str, int]] | None:

@@ -63,37 +63,63 @@ class Repetitions:
     tick: Callable[[], None] = lambda: None
 
 
-def interleaved(
+@dataclass(frozen=True)
+class Times:
+    """What methods took that ran in turns; arrays have the shape (repetitions, methods).
+
+    Attributes:
+        seconds: of the slowest rank.
+        cpu: seconds of processor time of all ranks together, all threads of their processes, waiting included.
+    """
+
+    seconds: np.ndarray
+    cpu: np.ndarray
+
+
+def in_turns(
     comm: Any,
     methods: Sequence[TimedMethod],
     repetitions: Repetitions,
     beside: Callable[[int], None] = lambda repetition: None,
-) -> np.ndarray:
-    """Seconds of the slowest rank, shape (repetitions, methods). Collective.
+) -> Times:
+    """Run the methods in turns. Collective.
 
     Args:
         beside: is called at the end of each repetition with its number, for measurements of another kind.
     """
-    start, rows = time.perf_counter(), []
+    start, seconds, cpu = time.perf_counter(), [], []
     for number in range(repetitions.repeats):
-        rows.append([timed(comm, c.run, c.prepare) for c in methods])
+        found = [_timed(comm, c.run, c.prepare) for c in methods]
+        seconds.append([one for one, _ in found])
+        cpu.append([one for _, one in found])
         beside(number)
         repetitions.tick()
         spent = comm.bcast(time.perf_counter() - start)
         if number + 1 >= LEAST_REPEATS and repetitions.seconds is not None and spent > repetitions.seconds:
             break
-    return np.array(rows)
+    return Times(np.array(seconds), comm.allreduce(np.array(cpu)))
+
+
+def interleaved(comm: Any, methods: Sequence[TimedMethod], repetitions: Repetitions) -> np.ndarray:
+    """The ``seconds`` of ``in_turns``. Collective."""
+    return in_turns(comm, methods, repetitions).seconds
 
 
 def timed(comm: Any, run: Callable[[], object], prepare: Callable[[], None] = lambda: None) -> float:
     """Seconds that the slowest rank takes, from a moment when all are ready. Collective."""
+    return _timed(comm, run, prepare)[0]
+
+
+def _timed(comm: Any, run: Callable[[], object], prepare: Callable[[], None]) -> tuple[float, float]:
+    """As ``timed``, and the processor time of this rank."""
     from mpi4py import MPI
 
     prepare()
     comm.Barrier()
-    start = time.perf_counter()
+    cpu, start = time.process_time(), time.perf_counter()
     run()
-    return comm.allreduce(time.perf_counter() - start, MPI.MAX)
+    seconds, cpu = time.perf_counter() - start, time.process_time() - cpu
+    return comm.allreduce(seconds, MPI.MAX), cpu
 
 
 def route_name(route: Route | None) -> str:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 from mpi4py import MPI
 
-from espresso_mpi.bench import mpi_own, overlap, routes, scaling, sync, tensors
+from espresso_mpi.bench import mpi_own, overlap, python_beside, routes, scaling, sync, tensors
 from espresso_mpi.bench.harness.checks import wrong_together
-from espresso_mpi.bench.harness.timing import Repetitions, TimedMethod, interleaved
+from espresso_mpi.bench.harness.timing import Repetitions, TimedMethod, in_turns, interleaved
 from espresso_mpi.errors import ConfigError
 
 pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.timeout(300)]
@@ -34,6 +36,7 @@ def test_sync_checks_every_method_and_knows_its_bound(world, folder):
         assert row.bound_seconds == max(row.wire_seconds, row.memory_seconds) > 0
         assert row.ratio == row.seconds / row.bound_seconds
         assert row.algbw == row.nbytes / row.seconds
+        assert row.cpu > 0
         assert ("/" not in row.route) and (row.route != "")
     if world.rank == 0:
         written = json.loads((folder / "sync.json").read_text())
@@ -103,6 +106,39 @@ def test_overlap_yields_what_one_sync_yields(folder):
         assert row.wrong == 0
         assert min(row.compute, row.sync, row.largest, row.step) > 0
         assert row.ratio == row.step / row.allowed
+        assert row.cpu >= 0 and row.slowed > -1
+
+
+def test_work_in_python_is_slowed_by_a_thread_that_holds_the_interpreter_lock(world):
+    """Half of the time belongs to the other thread, which is what the processor time says too."""
+    over = []
+
+    def start():
+        over.clear()
+        thread = threading.Thread(target=burn)
+        thread.start()
+
+    def burn():
+        while not over:
+            sum(range(1000))
+
+    found = python_beside.measured(world, 0.1, start, lambda: over.append(True))
+    assert found.slowed > 0.4 and found.cpu > 0.4
+    still = python_beside.measured(world, 0.1, lambda: None, lambda: None)
+    assert still.cpu < 0.1
+
+
+def test_processor_time_is_that_of_all_ranks(world):
+    def work():
+        until = time.thread_time() + 0.05
+        while time.thread_time() < until:
+            pass
+
+    busy, idle = TimedMethod("busy", work), TimedMethod("idle", lambda: time.sleep(0.05))
+    times = in_turns(world, [busy, idle], Repetitions(repeats=3))
+    assert times.cpu.shape == times.seconds.shape == (3, 2)
+    assert times.cpu[:, 0].min() >= 0.05 * world.size
+    assert np.median(times.cpu[:, 1]) < 0.025 * world.size
 
 
 def test_computing_is_timed_once_for_all_methods():
