@@ -31,8 +31,8 @@ _SMALL, _JOINED = 2 << 10, 256 << 10
 """Bytes of an array that is searched together with others, and of all that are searched at once: a search of its own
 takes longer to begin than to go through so little."""
 
-_KNOWN = 64
-"""Calls of which is kept what one compiled call searches."""
+_KNOWN = 1 << 14
+"""Calls of which is kept what one compiled call searches: each parameter of a model may be pushed by one of its own."""
 
 Findings = Mapping[int, Mapping[str, str]]
 """By rank and position of the tensor: the problem with its values; "" if they are only large."""
