@@ -21,6 +21,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -33,8 +34,10 @@ from ..compressors import Compressor, Context
 from ..errors import PlanError
 from ..feedback import Feedback
 from ..options import ALWAYS_ACCURATE, Accuracy, OptimizerRule, Tuning
-from ..planner.model.workload import Workload
 from ..types import TensorSpec
+
+if TYPE_CHECKING:
+    from ..planner.model.workload import Workload
 
 _LOG = logging.getLogger("espresso_mpi")
 

@@ -22,6 +22,16 @@ def test_importing_the_package_loads_nothing_heavy():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+def test_a_session_loads_no_planner():
+    """Only those with plans do."""
+    code = (
+        "import sys\nfrom espresso_mpi import Session\n"
+        "planner = [name for name in sys.modules if name.startswith('espresso_mpi.planner')]\n"
+        "assert not planner, planner"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_the_public_names_resolve():
     import espresso_mpi
 

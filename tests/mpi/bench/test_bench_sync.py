@@ -122,9 +122,9 @@ def test_work_in_python_is_slowed_by_a_thread_that_holds_the_interpreter_lock(wo
         while not over:
             sum(range(1000))
 
-    found = python_beside.measured(world, 0.1, start, lambda: over.append(True))
+    found = python_beside.measured(world, 0.02, start, lambda: over.append(True))
     assert found.slowed > 0.4 and found.cpu > 0.4
-    still = python_beside.measured(world, 0.1, lambda: None, lambda: None)
+    still = python_beside.measured(world, 0.02, lambda: None, lambda: None)
     assert still.cpu < 0.1
 
 
