@@ -51,7 +51,7 @@ class Measurement:
             "seconds": self.seconds,
             "p99": float(np.percentile(self.times, 99)),
             "repeats": len(self.times),
-            "cpu": float(np.median(self.cpu)) / (nbytes * ranks),
+            "cpu": float(np.median(self.cpu)) / (nbytes * ranks) if nbytes else None,
             "wire_bytes": None if sent is None else sum(sum(levels.values()) for levels in sent),
             "inter_bytes": None if sent is None else sum(levels["inter"] for levels in sent),
             "wrong": self.wrong,
