@@ -439,7 +439,7 @@ _CHECKS: dict[str, Callable[[Any], Any]] = {
     "dense_steps": _number("dense_steps", True, 0, 2**62, "a number of steps, 0 or more"),
     "timeout": _number("timeout", False, 1e-3, 1e9, "seconds above 0"),
     "feedback": Feedback.of,
-    "nonfinite": _choice("nonfinite", "raise", "skip", "skip_all"),
+    "nonfinite": _choice("nonfinite", "raise", "skip", "skip_all", "propagate"),
     "window_bytes": _number("window_bytes", True, 0, 1 << 32, "a number of bytes from 0 (no window) to 4 GiB"),
     "message_bytes": _number("message_bytes", True, 1, MESSAGE_MAX, f"a number of bytes from 1 to {MESSAGE_MAX}"),
     "segment_bytes": _number("segment_bytes", True, 0, 2**62, "a number of bytes, 0 for tensors in one piece"),

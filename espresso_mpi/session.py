@@ -60,7 +60,10 @@ class Session(Planning, Checkpoints, Collectives, Memory):
             compressed and summed (2**126 or more, divided by the number of ranks rounded up to a power of two). With
             ``"raise"``, all ranks raise a NonFiniteError. With ``"skip"``, the tensor becomes zero on all ranks, and
             its residual does not change. With ``"skip_all"``, every tensor of the call becomes NaN on all ranks, so
-            that a loss scaler skips the step, and their residuals do not change. See docs/torch.md.
+            that a loss scaler skips the step, and their residuals do not change. See docs/torch.md. With
+            ``"propagate"``, dense tensors are not searched: NaN, infinities and overflows travel like other values, as
+            in MPI, and arrive on all ranks. That saves a read of the tensors; compressed ones are treated as by
+            ``"raise"``.
         window_bytes: half of a rank's share of the node's shared memory window; 0 uses MPI messages instead.
         message_bytes: length of the longest message between nodes. Longer messages are split.
         segment_bytes: size above which a tensor is split into segments between nodes, so that the sums of one segment

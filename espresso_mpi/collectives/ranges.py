@@ -210,6 +210,8 @@ class Search:
 
     def is_clean(self, searched: Sequence[Portion], x: np.ndarray) -> bool:
         """Whether ``odd_values`` would find nothing in a call of one array, on the host and not empty; quicker."""
+        if not searched:
+            return True
         portion = searched[0]
         if not portion.sizes or not runs_serial(x.size):
             return not self.odd_values(searched, [x])

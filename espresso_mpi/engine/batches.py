@@ -69,8 +69,8 @@ class Batch:
     """What is known about the tensors of a call: prepared once, and used for every call with equal tensors.
 
     ``empty``: (name, group) of the members of groups that are None or have no elements. ``exact``: values that are not
-    finite are summed like others. ``tensors``: (name, type and shape, device) of the arrays, as they must be equal on
-    all ranks, where the arrays themselves may differ.
+    finite are summed like others; ``exact_dense``: those of dense tensors are. ``tensors``: (name, type and shape,
+    device) of the arrays, as they must be equal on all ranks, where the arrays themselves may differ.
     """
 
     specs: tuple[TensorSpec, ...]
@@ -78,6 +78,7 @@ class Batch:
     digest: bytes
     empty: tuple[tuple[str, tuple[str, ...]], ...] = ()
     exact: bool = False
+    exact_dense: bool = False
     tensors: tuple[tuple[str, str, str], ...] | None = None
 
     @cached_property
@@ -86,7 +87,9 @@ class Batch:
         if self.exact:
             return ()
         return ranges.portions(
-            (item.index, item.spec, item.compressor is not None, item.half is None) for item in self.items
+            (item.index, item.spec, item.compressor is not None, item.half is None)
+            for item in self.items
+            if item.compressor is not None or not self.exact_dense
         )
 
     @cached_property
@@ -271,7 +274,7 @@ def batch_of(specs: tuple[TensorSpec, ...], options: Options, topology: Topology
         empty = [(name, group) for name, group in empty if missing.get(group[:1]) == []]  # the others come, and all
     how = [options.plan.digest] if options.plan is not None else [options.compressor, str(options.route)]
     digest = fingerprint([how, *((s.name, s.shape, s.dtype, s.device) for s in specs)])
-    return Batch(specs, tuple(items), digest, tuple(empty))
+    return Batch(specs, tuple(items), digest, tuple(empty), exact_dense=options.nonfinite == "propagate")
 
 
 def check_fit(specs: Sequence[TensorSpec], options: Options, topology: Topology) -> None:

@@ -100,7 +100,7 @@ class NonFinite:
         if any(found.startswith(_BEYOND) for texts in bad.values() for found in texts.values()):
             call.error = BoundError(text)
             return None
-        if policy == "raise":
+        if policy in ("raise", "propagate"):
             call.error = NonFiniteError(
                 text + "; lower the loss scale or the learning rate, or pass nonfinite='skip', or 'skip_all' if a loss "
                 "scaler is to hear of it"

@@ -142,7 +142,8 @@ def _same(value):  # type: ignore[no-untyped-def]
 
 @cuda.jit(device=True)
 def _to_float16(value):  # type: ignore[no-untyped-def]
-    return np.float16(min(max(value, np.float32(-65504.0)), np.float32(65504.0)))
+    cut = min(max(value, np.float32(-65504.0)), np.float32(65504.0))
+    return np.float16(value if abs(value) == np.float32(np.inf) else cut)
 
 
 @cuda.jit(device=True)
@@ -214,7 +215,7 @@ def _beyond_half(out, rows, own, divisor, beyond):  # type: ignore[no-untyped-de
         total = np.float32(out[i] if own == 0 else rows[0, i])
         for r in range(1, rows.shape[0]):
             total += np.float32(out[i] if r == own else rows[r, i])
-        if abs(total / divisor) >= np.float32(BEYOND_HALF):
+        if np.float32(BEYOND_HALF) <= abs(total / divisor) < np.float32(np.inf):
             cuda.atomic.add(beyond, 0, 1)
 
 

@@ -236,7 +236,8 @@ def _round(value, bfloat):  # type: ignore[no-untyped-def]
         bits = np.uint32(host.float_bits(value))
         odd = (bits >> np.uint32(16)) & np.uint32(1)
         return np.uint16(np.uint32(bits + np.uint32(0x7FFF) + odd) >> np.uint32(16))
-    return host.to_half(min(max(value, np.float32(-65504.0)), np.float32(65504.0)))
+    cut = min(max(value, np.float32(-65504.0)), np.float32(65504.0))
+    return host.to_half(value if abs(value) == np.float32(np.inf) else cut)  # what a loss scaler looks for stays
 
 
 @host.inline
@@ -314,7 +315,7 @@ def _beyond_half(x):  # type: ignore[no-untyped-def]
         return 0
     beyond = 0
     for i in range(x.size):
-        beyond += abs(x[i]) >= np.float32(BEYOND_HALF)
+        beyond += np.float32(BEYOND_HALF) <= abs(x[i]) < np.float32(np.inf)
     return beyond
 
 
