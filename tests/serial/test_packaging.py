@@ -13,22 +13,15 @@ pytestmark = pytest.mark.timeout(60)
 ROOT = Path(__file__).parents[2]
 
 
-def test_importing_the_package_loads_nothing_heavy():
-    code = (
-        "import sys\nimport espresso_mpi\n"
-        "heavy = {'numba', 'mpi4py.MPI', 'cupy', 'torch', 'numba.cuda'} & set(sys.modules)\n"
-        "assert not heavy, heavy"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_a_session_loads_no_planner():
-    """Only those with plans do."""
-    code = (
-        "import sys\nfrom espresso_mpi import Session\n"
-        "planner = [name for name in sys.modules if name.startswith('espresso_mpi.planner')]\n"
-        "assert not planner, planner"
-    )
+@pytest.mark.parametrize(
+    ("line", "heavy"),
+    [
+        ("import espresso_mpi", ["numba", "mpi4py.MPI", "cupy", "torch", "numba.cuda"]),
+        ("from espresso_mpi import Session", ["espresso_mpi.planner"]),  # only sessions with plans need it
+    ],
+)
+def test_importing_loads_nothing_that_is_not_needed(line, heavy):
+    code = f"import sys\n{line}\nloaded = set({heavy}) & set(sys.modules)\nassert not loaded, loaded"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
