@@ -82,7 +82,7 @@ endef
 demo: $(VENV)/.demo ## train a small model with compressed gradients on an emulated cluster (3 minutes and the set-up)
 	$(VENV)/bin/espresso-mpi demo
 
-test: $(VENV)/.test ## each test once: in $(WORKERS) processes, on 4 ranks, and on 3 and 2 what depends on them (7 minutes on two cores; 12 while kernels compile)
+test: $(VENV)/.test ## each test once: in $(WORKERS) processes, on 4 ranks, and on 3 and 2 what depends on them (10 minutes on two cores; 13 while kernels compile)
 	$(call side_by_side,$(VENV),--quick,test-serial $(MPI_TESTS) $(ALSO))
 
 test-all: $(VENV)/.test ## every test with every method and on 2, 3 and 4 ranks (half an hour)

@@ -61,9 +61,9 @@ class Session(Planning, Checkpoints, Collectives, Memory):
             ``"raise"``, all ranks raise a NonFiniteError. With ``"skip"``, the tensor becomes zero on all ranks, and
             its residual does not change. With ``"skip_all"``, every tensor of the call becomes NaN on all ranks, so
             that a loss scaler skips the step, and their residuals do not change. See docs/torch.md. With
-            ``"propagate"``, dense tensors are not searched: NaN, infinities and overflows travel like other values, as
-            in MPI, and arrive on all ranks. That saves a read of the tensors; compressed ones are treated as by
-            ``"raise"``.
+            ``"propagate"``, dense tensors are not searched: NaN and infinities travel like other values, as in MPI,
+            and arrive on all ranks. Sums beyond the range are infinite; those of float16 are cut. That saves a read of
+            the tensors. Compressed ones are treated as by ``"raise"``.
         window_bytes: half of a rank's share of the node's shared memory window; 0 uses MPI messages instead.
         message_bytes: length of the longest message between nodes. Longer messages are split.
         segment_bytes: size above which a tensor is split into segments between nodes, so that the sums of one segment

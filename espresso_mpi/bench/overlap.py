@@ -56,7 +56,7 @@ class Row:
         allowed: 1.15 · max(T_c, T_s) + largest.
         ratio: step / allowed.
         hidden: the share of min(T_c, T_s) that overlapping hid: 1 if the step takes max(T_c, T_s), 0 if their sum.
-        slowed, cpu: see ``python_beside.Slowdown``; the work takes about T_s alone.
+        python_slowed, python_cpu: see ``python_beside.Slowdown``; the work takes about T_s alone.
         wrong: elements, over all ranks, in which pushing and waiting differs from one sync.
         repeats: repetitions that were made.
     """
@@ -74,8 +74,8 @@ class Row:
     hidden: float
     wrong: int
     repeats: int
-    slowed: float | None = None
-    cpu: float | None = None
+    python_slowed: float | None = None
+    python_cpu: float | None = None
 
 
 TABLE = Table(
@@ -89,8 +89,8 @@ TABLE = Table(
         Column("allowed", "allowed", MS),
         Column("step / allowed", "ratio", RATIO),
         Column("hidden", "hidden", SHARE),
-        Column("Python slowed", "slowed", SHARE),
-        Column("by CPU", "cpu", SHARE),
+        Column("Python slowed", "python_slowed", SHARE),
+        Column("by CPU", "python_cpu", SHARE),
         columns.WRONG,
     )
 )
@@ -172,7 +172,7 @@ def _measured(
         own = np.column_stack([compute, times[:, 3 * number + 1 : 3 * number + 4]])
         found = row(one.spec, grads, own, wrong[number])
         slowdown = python_beside.measured(comm, found.sync, one.push, one.session.wait_all)
-        rows.append(replace(found, slowed=slowdown.slowed, cpu=slowdown.cpu))
+        rows.append(replace(found, python_slowed=slowdown.slowed, python_cpu=slowdown.cpu))
         if trace is not None:
             with pictures.tracing(one.session, trace, one.spec):
                 one.step()
