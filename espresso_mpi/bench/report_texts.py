@@ -24,6 +24,7 @@ Every rank has one float32 array of each size.
   *busbw* is *algbw* times 2(p-1)/p for p ranks, the share of the array that each rank of an allreduce must send.
   Compression raises both.
 - *cpu* is the processor time of all ranks together, polling included, per GB of the float32 arrays of all ranks.
+- *kernels* is the share of it that encodes and decodes alone take, each run by itself, without the time of a call.
 - *wire* is the least time on the busiest link: the bytes that a node sends to others, over the best rate of a plain
   stream between nodes in the same run.
 - *memory* is the least time for what the ranks of a node must read and write along the route
@@ -55,7 +56,7 @@ SECTIONS = {
 One call synchronises all gradients of a network, in the order of a backward pass. *fused* is `MPI_Allreduce` of one
 buffer as large as all of them, without the copies into and out of it. *each* is one `MPI_Allreduce` per tensor. With
 *time / fused* above 1, the method is slower than the one buffer. With *x each* above 1, it is quicker than one call per
-tensor. *cpu* and *wrong* are as above.
+tensor. *cpu*, *kernels* and *wrong* are as above.
 """,
     "torch": """
 One step of training has a forward pass, a backward pass, a synchronisation, and AdamW. All rows take turns. *gloo* is

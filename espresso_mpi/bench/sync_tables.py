@@ -60,7 +60,7 @@ TABLE = Table(
         columns.METHOD,
         *columns.TIMES,
         *columns.BANDWIDTHS,
-        columns.CPU,
+        *columns.CPU,
         Column("x fp32", _over(FP32, FP32 + TUNED), RATIO),
         Column("x MPI fp16", _over(FP16, FP16 + TUNED), RATIO),
         Column("x our fp16", _over("fp16"), RATIO),

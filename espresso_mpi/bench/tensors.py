@@ -62,7 +62,7 @@ TABLE = Table(
         columns.METHOD,
         *columns.TIMES,
         *columns.BANDWIDTHS,
-        columns.CPU,
+        *columns.CPU,
         Column("time / fused", _over(FUSED), RATIO),
         Column("x each", _over(EACH, inverse=True), RATIO),
         Column("sent", "wire_bytes", MB),

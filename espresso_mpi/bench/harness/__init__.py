@@ -6,6 +6,7 @@
 - ``timing``: times methods in turns. The slowest rank counts.
 - ``measuring``: checks and times methods, and counts their bytes.
 - ``rows``: the results of a method.
+- ``kernels``: the processor time of encodes and decodes alone.
 - ``cores``: how far apart the cores of two ranks are.
 - ``memory``: refuses sizes that do not fit into the memory of the nodes.
 - ``resuming``: saves results after every run, so that a later call continues there.

@@ -115,6 +115,9 @@ SIZE = Column("size", lambda row, rows: size_text(row.nbytes))
 METHOD = Column("method", "method", left=True)
 TIMES = (Column("median", "seconds", MS), Column("p99", "p99", MS))
 BANDWIDTHS = (Column("algbw", "algbw", GB_PER_S), Column("busbw", "busbw", GB_PER_S))
-CPU = Column("cpu", "cpu", S_PER_GB)
+CPU = (
+    Column("cpu", "cpu", S_PER_GB),
+    Column("kernels", lambda row, rows: row.kernels / row.cpu if row.kernels and row.cpu else None, SHARE),
+)
 WRONG = Column("wrong", "wrong")
 """Columns of every collective's table."""

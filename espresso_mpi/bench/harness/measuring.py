@@ -13,6 +13,7 @@ import numpy as np
 from ...tracing import pictures
 from ...types import TensorSpec
 from .checks import Inputs, wrong_of, wrong_together
+from .kernels import kernel_seconds
 from .rows import bandwidths
 from .timing import Repetitions, TimedMethod, in_turns
 
@@ -29,6 +30,7 @@ class Measurement:
         cpu: seconds of processor time of all ranks together, likewise.
         wrong: elements, over all ranks; None if it was not checked.
         sent: bytes of every rank by level, in one run; None where that cannot be told.
+        kernels: seconds of processor time of its kernels alone, in one run; None where that cannot be told.
     """
 
     method: TimedMethod
@@ -36,6 +38,7 @@ class Measurement:
     cpu: np.ndarray
     wrong: int | None
     sent: Sequence[Mapping[str, int]] | None
+    kernels: float | None
 
     @property
     def seconds(self) -> float:
@@ -52,6 +55,7 @@ class Measurement:
             "p99": float(np.percentile(self.times, 99)),
             "repeats": len(self.times),
             "cpu": float(np.median(self.cpu)) / (nbytes * ranks) if nbytes else None,
+            "kernels": None if self.kernels is None or not nbytes else self.kernels / (nbytes * ranks),
             "wire_bytes": None if sent is None else sum(sum(levels.values()) for levels in sent),
             "inter_bytes": None if sent is None else sum(levels["inter"] for levels in sent),
             "wrong": self.wrong,
@@ -79,11 +83,12 @@ def measure(
     before = [None if c.sent is None else dict(c.sent()) for c in methods]
     times = in_turns(comm, methods, repetitions, beside)
     sent = [_sent(comm, c, earlier, len(times.seconds)) for c, earlier in zip(methods, before)]
+    kernels = [None if c.kernels is None else c.kernels() for c in methods]
     for c in methods:
         if trace is not None and c.trace is not None:
             c.trace(trace)
         c.close()
-    return [Measurement(*of_one) for of_one in zip(methods, times.seconds.T, times.cpu.T, wrong, sent)]
+    return [Measurement(*of_one) for of_one in zip(methods, times.seconds.T, times.cpu.T, wrong, sent, kernels)]
 
 
 def _sent(comm: Any, c: TimedMethod, before: Mapping[str, int] | None, times: int) -> list[dict[str, int]] | None:
@@ -125,4 +130,5 @@ def by_session(comm: Any, inputs: Inputs, grads: Mapping[str, np.ndarray], spec:
     return TimedMethod(
         spec, partial(session.sync, grads), check, partial(inputs.refill, grads),
         routes[0] if len(routes) == 1 else None, sent, trace, session.close,
+        kernels=partial(kernel_seconds, comm, session, grads) if any(r.compressed for r in routes) else None,
     )  # fmt: skip

@@ -17,6 +17,8 @@ class Timing:
         seconds, p99: median and 99th percentile, over repetitions, of the slowest rank.
         repeats: repetitions that were made.
         cpu: seconds of processor time of all ranks together, per byte of the arrays of all of them.
+        kernels: seconds of processor time of all ranks together that encodes and decodes alone take, per byte likewise;
+            None without compression.
         algbw, busbw: bytes per second of the array, and of the busiest connection, as nccl-tests define them.
         wire_bytes: bytes that all ranks together send to other ranks in one synchronisation; MPI does not tell.
         inter_bytes: those of them that go to another node.
@@ -29,6 +31,7 @@ class Timing:
     repeats: int
     p99: float | None = None
     cpu: float | None = None
+    kernels: float | None = None
     algbw: float | None = None
     busbw: float | None = None
     wire_bytes: int | None = None

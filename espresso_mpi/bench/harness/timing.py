@@ -35,6 +35,8 @@ class TimedMethod:
         trace: writes a trace of one more run to a file; None where there is nothing to see. Collective.
         close: gives back what it holds. Collective.
         text: what MPI does, in words.
+        kernels: seconds of processor time, of all ranks together, that its kernels alone take in one run; None where
+            nothing tells. Collective; called once, after the timing.
     """
 
     name: str
@@ -46,6 +48,7 @@ class TimedMethod:
     trace: Callable[[Path], None] | None = None
     close: Callable[[], None] = lambda: None
     text: str = ""
+    kernels: Callable[[], float] | None = None
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ def test_sync_checks_every_method_and_knows_its_bound(world, folder):
         assert row.ratio == row.seconds / row.bound_seconds
         assert row.algbw == row.nbytes / row.seconds
         assert row.cpu > 0
+        assert (row.kernels is not None) == (row.method in ("int8", "onebit"))
         assert ("/" not in row.route) and (row.route != "")
     if world.rank == 0:
         written = json.loads((folder / "sync.json").read_text())
