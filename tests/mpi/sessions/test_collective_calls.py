@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from espresso_mpi.collectives import by_nodes, calls
-from espresso_mpi.collectives.to_root import reduce
+from espresso_mpi.collectives import by_nodes, calls, to_root
 from espresso_mpi.compressors import get
 from espresso_mpi.errors import ConfigError, GradientError, MismatchError
 
@@ -98,7 +97,7 @@ def test_all_ranks_yield_equally_often(world, open_session, kind, share, even):
         "reduce_scatter": lambda: calls.reduce_scatter(
             transport, x.view("f4"), np.empty(share // 4, "f4"), "float32", [(a // 4, b // 4) for a, b in spans], None
         ),
-        "reduce": lambda: reduce(transport, x.view("f4"), "float32", 0, None, 1 << 18),
+        "reduce": lambda: to_root.reduce(transport, x.view("f4"), "float32", 0, None, 1 << 18),
     }[kind]()
     assert len(set(world.allgather(len(list(steps))))) == 1
 
@@ -172,11 +171,15 @@ def test_reduce_gives_the_root_the_result(world, session):
             assert world.rank != root or np.all(found == world.size * (world.size + 1) / 2)
 
 
-@pytest.mark.parametrize("nodes", [[[0, 3, 2], [1]], [[0, 2], [1, 3]], [[0], [1], [2], [3]]], ids=str)
-def test_reduce_gives_the_root_the_bits_of_allreduce(world, open_session, nodes):
+@pytest.mark.parametrize(
+    "nodes", [[[0, 3, 2], [1]], [[0, 2], [1, 3]], [[0], [1, 3], [2]], [[0], [1], [2], [3]]], ids=str
+)
+def test_reduce_gives_the_root_the_bits_of_allreduce(world, open_session, monkeypatch, nodes):
+    monkeypatch.setattr(to_root, "_CHAIN", 1 << 20)  # float64 and not float32
+    monkeypatch.setattr(to_root, "_LEAST", 1 << 14)
     session = open_session(nodes=[own for ranks in nodes if (own := [r for r in sorted(ranks) if r < world.size])])
     x = np.random.default_rng(world.rank).standard_normal(200_001)
-    for dtype, op, root in (("float32", "mean", 0), ("float64", "sum", world.size - 1), ("int32", "max", 1)):
+    for dtype, op, root in (("float32", "mean", 0), ("int32", "max", 1), *(("float64", "mean", r) for r in range(3))):
         root, mine = root % world.size, (99 * x).astype(dtype)
         every = session.allreduce(mine.copy(), op=op)
         found = session.reduce(mine.copy(), op=op, root=root)
