@@ -3,10 +3,13 @@
 - ``primitive``: the primitive that averages arrays.
 - ``abi``: the C interface of XLA's foreign functions.
 - ``trees``: trees of arrays.
-- ``optimizers``: transformations that synchronise momenta.
+- ``arguments``: checks what transformations are given.
+- ``optimizers``: 1-bit Adam and SGD with momentum.
+- ``layerwise``: 1-bit LAMB and CLAN.
+- ``zero_one``, ``local_steps``: 0/1 Adam, and DiLoCo.
 
 May import: the public names of ``espresso_mpi``, JAX, and optax where it is asked for. No other folder imports JAX. To
-add a transformation for optax, write it in ``optimizers``.
+add a transformation for optax, write it over the formulas of ``espresso_mpi.optim``, in a module beside ``layerwise``.
 """
 
 from __future__ import annotations
@@ -17,10 +20,24 @@ import jax
 
 from ..default import default_session
 from ..session import Session
+from .arguments import optax_for
+from .layerwise import scale_by_clan, scale_by_onebit_lamb
+from .local_steps import diloco
 from .optimizers import compressed_trace, scale_by_onebit_adam
-from .trees import averaged_tree, one_chain, optax_for
+from .trees import averaged_tree, one_chain
+from .zero_one import zero_one_adam
 
-__all__ = ["SynchronizeState", "compressed_trace", "scale_by_onebit_adam", "sync", "synchronize"]
+__all__ = [
+    "SynchronizeState",
+    "compressed_trace",
+    "diloco",
+    "scale_by_clan",
+    "scale_by_onebit_adam",
+    "scale_by_onebit_lamb",
+    "sync",
+    "synchronize",
+    "zero_one_adam",
+]
 
 
 def sync(grads: Any, session: Session | None = None, *, ordered: bool = True, after: Any = None) -> Any:

@@ -1,11 +1,11 @@
-"""Transformations of optax that synchronise momenta in few bits, inside ``jit``. May import: JAX and the package.
+"""1-bit Adam and SGD with momentum for optax: momenta are synchronised in few bits, inside ``jit``.
 
-Their arithmetic is that of ``espresso_mpi.optim``: the formulas of ``optim.updates``, on arrays of JAX.
+Their arithmetic is that of ``espresso_mpi.optim``: the formulas of ``optim.updates``, on arrays of JAX. May import: JAX
+and the package.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 import jax
 from jax import numpy as jnp
 
-from ..default import default_session
-from ..optim.messages import require_raising
-from ..optim.settings import AdamSettings, SGDSettings, count
+from ..optim.rules import GradientMeans
+from ..optim.settings import AdamSettings, SGDSettings
 from ..optim.updates import adam, decayed_momentum, frozen_adam, momentum, sgd
 from ..session import Session
-from .trees import averaged_tree, one_chain, optax_for
+from .arguments import optax_for, steps, unbiased, usable
+from .trees import averaged_tree, counter, like, mapped, one_chain, single, zeros
 
 
 class OnebitAdamState(NamedTuple):
@@ -51,6 +51,7 @@ def scale_by_onebit_adam(
     b2: float = 0.999,
     eps: float = 1e-8,
     warmup: int,
+    warmup_compressor: str = "none",
 ) -> Any:
     """1-bit Adam (``espresso_mpi.optim.OnebitAdam``) in the place of ``optax.scale_by_adam``.
 
@@ -60,11 +61,12 @@ def scale_by_onebit_adam(
     Args:
         session: as for ``sync``; its compressor is that of the momenta.
         b1, b2, eps: β₁, β₂ and ε.
-        warmup: number of first updates that are Adam's on uncompressed gradients.
+        warmup: number of first updates, which are Adam's.
+        warmup_compressor: spec of the compressor of gradients in the warm-up, with error feedback.
 
     Raises:
-        ConfigError: optax is missing, a number is out of its range, or the session would skip values that are not
-            finite. Errors of a synchronisation as for ``sync``.
+        ConfigError: optax is missing, an argument is not valid, or the session would skip values that are not finite.
+            Errors of a synchronisation as for ``sync``.
 
     Example:
         >>> import optax  # doctest: +SKIP
@@ -77,7 +79,9 @@ def scale_by_onebit_adam(
     owner = "scale_by_onebit_adam"
     optax = optax_for(owner, "use espresso_mpi.optim.OnebitAdam")
     AdamSettings.checked(owner, 0.0, (b1, b2), eps, 0.0)
-    made = _OnebitAdam(_usable(owner, session), b1, b2, eps, count(owner, "warmup", warmup, 1))
+    chosen = usable(owner, session)
+    means = GradientMeans("OnebitAdam", chosen, warmup_compressor)
+    made = _OnebitAdam(chosen, b1, b2, eps, steps(owner, "warmup", warmup, 1), means)
     return optax.GradientTransformation(made.start, made.update)
 
 
@@ -90,38 +94,42 @@ class _OnebitAdam:
     b2: float
     eps: float
     warmup: int
+    gradient_means: GradientMeans
 
     def start(self, params: Any) -> OnebitAdamState:
-        return OnebitAdamState(_zero(), _zeros(params), _zeros(params), _zero())
+        return OnebitAdamState(counter(), zeros(params), zeros(params), counter())
 
     def update(self, updates: Any, state: OnebitAdamState, params: Any = None) -> tuple[Any, OnebitAdamState]:
         one_chain(self, self.session)
         now = state.count + 1
-        scales = 1 / (1 - self.b1**now), 1 / (1 - self.b2 ** jnp.minimum(now, self.warmup))
+        scales = unbiased(self.b1, now), unbiased(self.b2, jnp.minimum(now, self.warmup))
         found, mu, nu, token = jax.lax.cond(
             now <= self.warmup, partial(self._dense, state, scales), partial(self._compressed, state, scales),
-            _single(updates),
+            single(updates),
         )  # fmt: skip
-        return _like(found, updates), OnebitAdamState(now, mu, nu, token)
+        return like(found, updates), OnebitAdamState(now, mu, nu, token)
 
     def _dense(self, state: OnebitAdamState, scales: Any, grads: Any) -> tuple[Any, Any, Any, Any]:
         """Adam's step on the mean of the gradients; a step of rate -1 from zero is the update."""
         step = adam(jnp.sqrt)
         numbers = (self.b1, 1 - self.b1, self.b2, 1 - self.b2, -1.0, *scales, self.eps, 0.0)
-        means, token = averaged_tree(grads, self.session, False, state.token, "OnebitAdam")
-        found = _mapped(3, lambda m, v, g: step(jnp.zeros_like(m), m, v, g, *numbers), (state.mu, state.nu), means)
+        means, token = averaged_tree(grads, self.session, False, state.token, self.gradient_means)
+        found = mapped(3, lambda m, v, g: step(jnp.zeros_like(m), m, v, g, *numbers), (state.mu, state.nu), means)
         return found[0], found[1], found[2], token
 
     def _compressed(self, state: OnebitAdamState, scales: Any, grads: Any) -> tuple[Any, Any, Any, Any]:
         """The same with the mean of the momenta, and a variance that stays."""
-        message, step = momentum(jnp.sqrt), frozen_adam(jnp.sqrt)
-        (sent,) = _mapped(1, lambda g, m: (message(g, m, self.b1, 1 - self.b1),), (grads,), state.mu)
+        step, sent = frozen_adam(jnp.sqrt), momenta(grads, state.mu, self.b1)
         means, token = averaged_tree(sent, self.session, False, state.token)
         numbers = (-1.0, *scales, self.eps, 0.0)
-        found = _mapped(
-            2, lambda m, v, mean: step(jnp.zeros_like(m), m, v, mean, *numbers), (state.mu, state.nu), means
-        )
+        found = mapped(2, lambda m, v, mean: step(jnp.zeros_like(m), m, v, mean, *numbers), (state.mu, state.nu), means)
         return found[0], found[1], state.nu, token
+
+
+def momenta(grads: Any, mu: Any, first: float) -> Any:
+    """What a rank sends: β₁ m + (1 - β₁) g."""
+    message = momentum(jnp.sqrt)
+    return mapped(1, lambda g, m: (message(g, m, first, 1 - first),), (grads,), mu)[0]
 
 
 def compressed_trace(
@@ -149,7 +157,8 @@ def compressed_trace(
     owner = "compressed_trace"
     optax = optax_for(owner, "use espresso_mpi.optim.MomentumSGD")
     SGDSettings.checked(owner, 0.0, decay, 0.0, nesterov)
-    made = _Trace(_usable(owner, session), decay, nesterov, count(owner, "warmup", warmup, 0))
+    chosen = usable(owner, session)
+    made = _Trace(chosen, decay, nesterov, steps(owner, "warmup", warmup, 0), GradientMeans("MomentumSGD", chosen))
     return optax.GradientTransformation(made.start, made.update)
 
 
@@ -161,21 +170,22 @@ class _Trace:
     decay: float
     nesterov: bool
     warmup: int
+    gradient_means: GradientMeans
 
     def start(self, params: Any) -> TraceState:
-        return TraceState(_zero(), _zeros(params), _zero())
+        return TraceState(counter(), zeros(params), counter())
 
     def update(self, updates: Any, state: TraceState, params: Any = None) -> tuple[Any, TraceState]:
         one_chain(self, self.session)
         means, token = jax.lax.cond(
-            state.count < self.warmup, partial(self._dense, state), partial(self._compressed, state), _single(updates)
+            state.count < self.warmup, partial(self._dense, state), partial(self._compressed, state), single(updates)
         )
         move, numbers = sgd(jnp.sqrt), (-1.0, 1 + self.decay, self.decay) if self.nesterov else (-1.0, 1.0, 0.0)
-        found, trace = _mapped(2, lambda m, mean: move(jnp.zeros_like(m), m, mean, *numbers), (state.trace,), means)
-        return _like(found, updates), TraceState(state.count + 1, trace, token)
+        found, trace = mapped(2, lambda m, mean: move(jnp.zeros_like(m), m, mean, *numbers), (state.trace,), means)
+        return like(found, updates), TraceState(state.count + 1, trace, token)
 
     def _dense(self, state: TraceState, grads: Any) -> tuple[Any, Any]:
-        means, token = averaged_tree(grads, self.session, False, state.token, "MomentumSGD")
+        means, token = averaged_tree(grads, self.session, False, state.token, self.gradient_means)
         return self._momenta(means, state.trace), token
 
     def _compressed(self, state: TraceState, grads: Any) -> tuple[Any, Any]:
@@ -184,35 +194,4 @@ class _Trace:
 
     def _momenta(self, grads: Any, trace: Any) -> Any:
         message = decayed_momentum(jnp.sqrt)
-        return _mapped(1, lambda g, m: (message(g, m, 0.0, self.decay, 0.0),), (grads,), trace)[0]
-
-
-def _usable(owner: str, session: Session | None) -> Session:
-    chosen = session if session is not None else default_session()
-    require_raising(owner, chosen)
-    return chosen
-
-
-def _zero() -> Any:
-    return jnp.zeros((), jnp.int32)
-
-
-def _zeros(params: Any) -> Any:
-    return jax.tree_util.tree_map(lambda p: jnp.zeros(jnp.shape(p), jnp.float32), params)
-
-
-def _single(tree: Any) -> Any:
-    return jax.tree_util.tree_map(lambda x: jnp.asarray(x, jnp.float32), tree)
-
-
-def _like(tree: Any, other: Any) -> Any:
-    """The tree with the element types of another one."""
-    return jax.tree_util.tree_map(lambda x, y: x.astype(jnp.asarray(y).dtype), tree, other)
-
-
-def _mapped(results: int, formula: Callable[..., Any], trees: tuple[Any, ...], last: Any) -> list[Any]:
-    """So many trees: what a formula makes of the leaves of several trees."""
-    leaves, shape = jax.tree_util.tree_flatten(last)
-    others = [jax.tree_util.tree_leaves(tree) for tree in trees]
-    found = [formula(*arrays) for arrays in zip(*others, leaves)]
-    return [jax.tree_util.tree_unflatten(shape, [result[index] for result in found]) for index in range(results)]
+        return mapped(1, lambda g, m: (message(g, m, 0.0, self.decay, 0.0),), (grads,), trace)[0]

@@ -24,8 +24,9 @@ import jax
 import numpy as np
 from jax.experimental import io_callback
 
-from ..errors import ConfigError, NonFiniteError
+from ..errors import ConfigError
 from ..optim.messages import wait_for
+from ..optim.rules import GradientMeans
 from ..session import Session
 from . import abi
 
@@ -41,7 +42,7 @@ class Site:
     Attributes:
         ordered: whether JAX's ordered effects order the calls.
         counted: whether a token, an int32, follows the arrays: the number of calls before this one.
-        dense: if not empty, the arrays are not compressed, and their calls have names that begin with this.
+        dense: makes the means, if it is given: of gradients in the warm-up of an optimizer.
     """
 
     session: Session
@@ -49,7 +50,7 @@ class Site:
     shapes: tuple[jax.ShapeDtypeStruct, ...]
     ordered: bool
     counted: bool = False
-    dense: str = ""
+    dense: GradientMeans | None = None
     number: int = dataclasses.field(default_factory=itertools.count(1).__next__)
 
     def by_callback(self, *arrays: Any) -> list[np.ndarray]:
@@ -65,16 +66,12 @@ class Site:
             return self._means(arrays)
 
     def _means(self, arrays: dict[str, Any]) -> dict[str, Any]:
-        if not self.dense:
+        if self.dense is None:
             result: dict[str, Any] = self.session.sync(arrays)
             return result
-        calls = [
-            self.session.allreduce(array, name=f"{self.dense} {name}", blocking=False) for name, array in arrays.items()
-        ]
-        found = dict(zip(arrays, wait_for(calls)))
-        bad = next((name for name, mean in found.items() if not np.isfinite(np.asarray(mean)).all()), None)
-        if bad is not None:  # all ranks have the same means, so all raise the same error
-            raise NonFiniteError(f"{bad}: the gradient of a rank holds a NaN or an infinity; expected finite ones")
+        found = dict(zip(arrays, wait_for([self.dense.push(name, array) for name, array in arrays.items()])))
+        for name, mean in found.items():
+            self.dense.require_finite(name, bool(np.isfinite(np.asarray(mean)).all()))
         return found
 
     def in_place(self, addresses: tuple[int, ...]) -> None:

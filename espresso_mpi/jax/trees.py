@@ -1,51 +1,41 @@
-"""Trees of arrays that are averaged in a program: what ``sync`` and the optimizers share. May import: JAX, optax."""
+"""Trees of arrays: averaged in a program, and computed with, by ``sync`` and the optimizers. May import: JAX."""
 
 from __future__ import annotations
 
 import logging
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import jax
+from jax import numpy as jnp
 
 from ..errors import ConfigError
+from ..optim.rules import GradientMeans
 from ..session import Session
 from .primitive import Site, averaged
 
 _LOG = logging.getLogger("espresso_mpi")
 
 
-def averaged_tree(grads: Any, session: Session, ordered: bool, after: Any, dense: str = "") -> Any:
+def averaged_tree(grads: Any, session: Session, ordered: bool, after: Any, dense: GradientMeans | None = None) -> Any:
     """The means of arrays in any tree, as of ``sync``; with ``after``, and the next token.
 
     Args:
-        dense: not compressed, whatever the session does; the calls of tensors begin with this name.
+        dense: makes the means in the place of ``Session.sync``, with names and a compressor of its own.
     """
     paths, tree = jax.tree_util.tree_flatten_with_path(grads)
     names = tuple(jax.tree_util.keystr(path) or "grads" for path, _ in paths)
-    leaves = [jax.numpy.asarray(leaf) for _, leaf in paths]
+    leaves = [jnp.asarray(leaf) for _, leaf in paths]
     shapes = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
     if after is None:
         return jax.tree_util.tree_unflatten(tree, averaged(Site(session, names, shapes, ordered, dense=dense), leaves))
-    given = jax.numpy.asarray(after)
-    if given.shape or not jax.numpy.issubdtype(given.dtype, jax.numpy.integer):
+    given = jnp.asarray(after)
+    if given.shape or not jnp.issubdtype(given.dtype, jnp.integer):
         raise ConfigError(f"after: got {given.dtype}{given.shape}; expected 0, or the token of the call before")
-    token = given.astype(jax.numpy.int32)
+    token = given.astype(jnp.int32)
     *means, token = averaged(Site(session, names, shapes, False, counted=True, dense=dense), [*leaves, token])
     return jax.tree_util.tree_unflatten(tree, means), token
-
-
-def optax_for(owner: str, instead: str) -> Any:
-    """The module optax.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
-    try:
-        import optax
-    except ImportError as error:
-        raise ConfigError(f"{owner}: optax is missing; pip install optax, or {instead}") from error
-    return optax
 
 
 _chains: weakref.WeakKeyDictionary[Session, weakref.ref[Any]] = weakref.WeakKeyDictionary()
@@ -67,3 +57,53 @@ def one_chain(transformation: Any, session: Session) -> None:
                 "session for each"
             )
         _chains[session] = weakref.ref(transformation)
+
+
+# --- arithmetic -------------------------------------------------------------------------------------------------------
+
+
+def counter() -> Any:
+    """A number of steps, at first."""
+    return jnp.zeros((), jnp.int32)
+
+
+def zeros(params: Any) -> Any:
+    """Float32 zeros in the shapes of the parameters."""
+    return jax.tree_util.tree_map(lambda p: jnp.zeros(jnp.shape(p), jnp.float32), params)
+
+
+def numbers(params: Any, value: float) -> Any:
+    """A float32 for each parameter."""
+    return jax.tree_util.tree_map(lambda _: jnp.float32(value), params)
+
+
+def single(tree: Any) -> Any:
+    """The tree in float32."""
+    return jax.tree_util.tree_map(lambda x: jnp.asarray(x, jnp.float32), tree)
+
+
+def precise(tree: Any) -> Any:
+    """The tree in float32, and in float64 what has it."""
+    return jax.tree_util.tree_map(lambda x: jnp.asarray(x, jnp.promote_types(jnp.asarray(x).dtype, jnp.float32)), tree)
+
+
+def like(tree: Any, other: Any) -> Any:
+    """The tree with the element types of another one."""
+    return jax.tree_util.tree_map(lambda x, y: x.astype(jnp.asarray(y).dtype), tree, other)
+
+
+def difference(tree: Any, other: Any) -> Any:
+    """A tree minus another one."""
+    return jax.tree_util.tree_map(lambda x, y: x - y, tree, other)
+
+
+def mapped(results: int, formula: Callable[..., Any], trees: tuple[Any, ...], last: Any) -> list[Any]:
+    """So many trees: what a formula makes of the leaves of several trees of one structure.
+
+    Raises:
+        ValueError: JAX's, if the structures differ.
+    """
+    leaves, shape = jax.tree_util.tree_flatten(last)
+    others = [shape.flatten_up_to(tree) for tree in trees]
+    found = [formula(*arrays) for arrays in zip(*others, leaves)]
+    return [jax.tree_util.tree_unflatten(shape, [result[index] for result in found]) for index in range(results)]

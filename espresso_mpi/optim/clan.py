@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -111,19 +111,14 @@ class Clan:
 
     def _update(self, tensor: Tensor, g: Any, moments: _Moments) -> None:
         """One step of one tensor along its normalised gradient."""
-        (first, second), x = self._betas, tensor.library.single(tensor.array)
-        moments.steps += 1
-        m, v = moments.m, moments.v
-        m *= first
-        m += (1 - first) * g
-        v *= second
-        v += (1 - second) * (g * g)
-        spread = (v / (1 - second**moments.steps)) ** 0.5 + self._eps
-        r = m / (1 - first**moments.steps) / spread + self._decay * x
-        u = g / spread + self._decay * x
+        x = tensor.library.single(tensor.array)
         length = _norm(tensor, x)
-        change = (first * _ratio(length, _norm(tensor, r))) * r
-        change += ((1 - first) * _ratio(length, _norm(tensor, u))) * u
+        moments.steps += 1
+        scales = [1 - beta**moments.steps for beta in self._betas]
+        change, moments.m[...], moments.v[...] = lans(
+            x, g, moments.m, moments.v, self._betas, scales, self._eps, self._decay,
+            lambda direction: _ratio(length, _norm(tensor, direction)),
+        )  # fmt: skip
         array = tensor.array
         array -= self._lr * change
 
@@ -149,6 +144,33 @@ class Clan:
             own = self._moments[tensor.name]
             own.steps = steps
             own.m[...], own.v[...] = tensor.library.from_host(tensor, m), tensor.library.from_host(tensor, v)
+
+
+def lans(
+    x: Any,
+    g: Any,
+    m: Any,
+    v: Any,
+    betas: tuple[float, float],
+    corrections: Sequence[Any],
+    eps: float,
+    decay: Any,
+    ratio: Callable[[Any], Any],
+) -> tuple[Any, Any, Any]:
+    """By what LANS moves x, over η, and new m and v, for arrays of any framework.
+
+    Args:
+        g: the gradient over its norm.
+        corrections: 1 - βᵗ of both β.
+        ratio: the norm of x over that of a direction.
+    """
+    first, second = betas
+    m = first * m + (1 - first) * g
+    v = second * v + (1 - second) * (g * g)
+    spread = (v / corrections[1]) ** 0.5 + eps
+    r = m / corrections[0] / spread + decay * x
+    u = g / spread + decay * x
+    return (first * ratio(r)) * r + ((1 - first) * ratio(u)) * u, m, v
 
 
 @dataclass

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from .updates import OUTER, PROGRESS
 if TYPE_CHECKING:
     from ..session import Session
     from ..sessions.handles import Handle
+
+
+N = TypeVar("N")
 
 
 @dataclass
@@ -104,7 +107,7 @@ class DiLoCo:
         self._anchors = {t.name: t.library.copy(t.array) for t in tensors}
         self._velocities = {t.name: t.library.zeros(t) for t in tensors}
         self._messages = {t.name: t.library.zeros(t).reshape(t.adopted.spec.shape) for t in tensors}
-        self._fragments = _parts([(t.name, t.size) for t in tensors if t.size], fragments)
+        self._fragments = parts([(t.name, t.size) for t in tensors if t.size], fragments)
         self._under: list[_Under] = []
 
     @classmethod
@@ -174,7 +177,7 @@ class DiLoCo:
         tensors = self._tensors(params)
         self._steps += 1
         for number_, names in enumerate(self._fragments):
-            if self._steps % self._every == (self._every * (number_ + 1) // len(self._fragments)) % self._every:
+            if self._steps % self._every == phase(self._every, number_, len(self._fragments)):
                 self._send(tensors, names, self._steps + self._delay)
         return self._receive(tensors, self._steps)
 
@@ -274,19 +277,24 @@ class DiLoCo:
                 own[tensor.name][...] = tensor.library.from_host(tensor, value)
 
 
-def _parts(sizes: Sequence[tuple[str, int]], number_: int) -> list[tuple[str, ...]]:
+def parts(sizes: Sequence[tuple[N, int]], number_: int) -> list[tuple[N, ...]]:
     """Neighbours together, in parts of about equal numbers of elements; none is empty while there are tensors."""
     number_ = min(number_, len(sizes))
     total, sent = sum(size for _, size in sizes), 0
-    parts: list[tuple[str, ...]] = []
-    current: list[str] = []
+    found: list[tuple[N, ...]] = []
+    current: list[N] = []
     for position, (name, size) in enumerate(sizes):
         current.append(name)
         sent += size
         after = [size for _, size in sizes[position + 1 :]]
-        missing = number_ - len(parts) - 1
-        cut = (sent + (after[0] if after else 0) / 2) * number_ >= total * (len(parts) + 1)  # the nearest place for it
+        missing = number_ - len(found) - 1
+        cut = (sent + (after[0] if after else 0) / 2) * number_ >= total * (len(found) + 1)  # the nearest place for it
         if missing and after and (cut or len(after) == missing):
-            parts.append(tuple(current))
+            found.append(tuple(current))
             current = []
-    return [*parts, tuple(current)] if current else parts
+    return [*found, tuple(current)] if current else found
+
+
+def phase(every: int, number_: int, of: int) -> int:
+    """The step within ``every`` ones in which one of several parts is averaged."""
+    return (every * (number_ + 1) // of) % every

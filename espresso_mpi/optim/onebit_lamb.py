@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
+import numpy as np
 from msgspec import Meta
 
 from ..errors import ConfigError
@@ -64,10 +65,7 @@ class LambRule(Rule[Counters]):
     ) -> None:
         super().__init__(session, Counters(0, 0, {}))
         self._warmup = count(self.owner, "warmup", warmup, 1)
-        pair = isinstance(coefficients, (tuple, list)) and len(coefficients) == 2
-        if not pair or not lies(coefficients[1], 0, MOST) or not lies(coefficients[0], 0, coefficients[1]):
-            raise ConfigError(f"{self.owner}: coefficients={coefficients!r}; expected the least and the largest")
-        self._least, self._largest = map(float, coefficients)
+        self._least, self._largest = checked_range(self.owner, coefficients)
         self._mean_gradients = GradientMeans(self.owner, session, warmup_compressor)
 
     def step(self, slots: Sequence[Slot[AdamSettings]]) -> None:
@@ -124,10 +122,30 @@ class LambRule(Rule[Counters]):
 def _factor(slot: Slot[AdamSettings], v_scale: float, fresh_scale: float, before: float) -> float:
     """The largest ratio of the frozen root to the fresh one, in its range and near the factor of the step before."""
     library, (v, fresh) = computing(slot.tensor.library, slot.kept["v"], slot.kept["fresh"])
-    eps = slot.settings.eps
-    ratio = (library.sqrt(v * v_scale) + eps) / (library.sqrt(fresh * fresh_scale) + eps)
-    factor = min(max(float(ratio.max()), FACTORS[0]), FACTORS[1])
-    return min(max(factor, before * (1 - CHANGE)), before * (1 + CHANGE))
+    ratios = root_ratios(library.sqrt, v, fresh, v_scale, fresh_scale, slot.settings.eps)
+    return float(bounded(float(ratios.max()), before))
+
+
+def checked_range(owner: str, coefficients: Any) -> tuple[float, float]:
+    """The smallest and the largest coefficient.
+
+    Raises:
+        ConfigError: they are not two numbers, the smaller one first.
+    """
+    pair = isinstance(coefficients, (tuple, list)) and len(coefficients) == 2
+    if not pair or not lies(coefficients[1], 0, MOST) or not lies(coefficients[0], 0, coefficients[1]):
+        raise ConfigError(f"{owner}: coefficients={coefficients!r}; expected the least and the largest")
+    return float(coefficients[0]), float(coefficients[1])
+
+
+def root_ratios(sqrt: Callable[[Any], Any], v: Any, fresh: Any, v_scale: Any, fresh_scale: Any, eps: float) -> Any:
+    """By how much the roots of the frozen variance exceed those of the fresh one; arrays of any framework."""
+    return (sqrt(v * v_scale) + eps) / (sqrt(fresh * fresh_scale) + eps)
+
+
+def bounded(factor: Any, before: Any, clip: Callable[..., Any] = np.clip) -> Any:
+    """A factor in its range and near the one of the step before."""
+    return clip(clip(factor, *FACTORS), before * (1 - CHANGE), before * (1 + CHANGE))
 
 
 class OnebitLamb(SynchronisedOptimizer):

@@ -7,6 +7,7 @@ module gives it arrays; ``espresso_mpi.torch`` gives it the parameters of a torc
 from __future__ import annotations
 
 import dataclasses
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -162,23 +163,32 @@ class GradientMeans:
         """
         for slot in slots:
             slot.put_gradient()
-        wait_for([self._mean(slot) for slot in slots])
-        for slot in slots:  # all ranks have the same means, so all raise the same error
-            if not slot.tensor.library.finite(slot.flat):
-                raise NonFiniteError(
-                    f"{slot.tensor.name}: the gradient of a rank holds a NaN or an infinity; expected finite ones; "
-                    f"nothing has been changed: skip this step on all ranks"
-                )
+        wait_for([self.push(slot.tensor.name, slot.message) for slot in slots])
+        for slot in slots:
+            self.require_finite(slot.tensor.name, slot.tensor.library.finite(slot.flat))
 
-    def _mean(self, slot: Slot[Any]) -> Handle:
-        small = slot.tensor.size * 4 < self._session.min_bytes
+    def push(self, name: str, message: Any) -> Handle:
+        """Start to replace a float32 array by its mean. Collective."""
+        small = math.prod(message.shape) * 4 < self._session.min_bytes
         compressor = "none" if small else self._compressor
         feedback = "none" if compressor == "none" else "auto"
-        name = f"{self._owner} {slot.tensor.name}"
         handle: Handle = self._session.allreduce(
-            slot.message, name=name, compressor=compressor, feedback=feedback, blocking=False
+            message, name=f"{self._owner} {name}", compressor=compressor, feedback=feedback, blocking=False
         )
         return handle
+
+    @staticmethod
+    def require_finite(name: str, finite: bool) -> None:
+        """Refuse a mean that is not finite. All ranks have the same means, so all raise the same error.
+
+        Raises:
+            NonFiniteError: it is not.
+        """
+        if not finite:
+            raise NonFiniteError(
+                f"{name}: the gradient of a rank holds a NaN or an infinity; expected finite ones; nothing has been "
+                f"changed: skip this step on all ranks"
+            )
 
 
 def put_momenta(slots: Sequence[Slot[AdamSettings]]) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
+
 from ..errors import ConfigError, NonFiniteError, StateError
 from .rules import Count, GradientMeans, KeptArray, Rule, Slot, SynchronisedOptimizer
 from .settings import AdamSettings, count
@@ -41,6 +43,8 @@ class Counters:
 class Policy:
     """In which steps, counted from 1, the variance is updated, and in which the ranks synchronise.
 
+    Its methods take numbers, or arrays of the library that they are given: numpy, or JAX while it traces a program.
+
     Attributes: as the arguments of ``ZeroOneAdam``.
     """
 
@@ -62,16 +66,21 @@ class Policy:
             count(owner, "longest", longest, 1),
         )  # fmt: skip
 
-    def update_after(self, step: int, updates: int) -> int:
+    def update_after(self, step: Any, updates: Any, library: Any = np) -> Any:
         """The step of the next update of the variance; 0: there is none."""
-        after = step + 2 ** min(updates // self.kappa, 62)
-        return after if after <= self.warmup else 0
+        apart = _doubled(updates // self.kappa, library)
+        return library.where(apart <= self.warmup - step, step + apart, 0)
 
-    def interval(self, step: int) -> int:
+    def interval(self, step: Any, library: Any = np) -> Any:
         """The distance of the synchronisation in this step, if there is one, from the one before it."""
-        if self.double_every is None or step <= self.warmup:
+        if self.double_every is None:
             return 1
-        return int(min(self.longest, 2 ** min((step - self.warmup - 1) // self.double_every, 62)))
+        return library.minimum(self.longest, _doubled((step - self.warmup - 1) // self.double_every, library))
+
+
+def _doubled(times: Any, library: Any) -> Any:
+    """A one that is doubled so many times, none below 0, and no more than an int32 can hold."""
+    return 1 << library.clip(times, 0, 30)
 
 
 @dataclass
@@ -92,7 +101,12 @@ class _Local:
 
     def grown(self, rate: float, shrink: float) -> tuple[float, float]:
         """``length`` and ``kept`` after one more step."""
-        return shrink * self.length + rate, shrink * self.kept
+        return grown(self.length, self.kept, rate, shrink)
+
+
+def grown(length: Any, kept: Any, rate: Any, shrink: Any) -> tuple[Any, Any]:
+    """The sum of the rates and the share of the anchor after one more local step; numbers of any framework."""
+    return shrink * length + rate, shrink * kept
 
 
 class ZeroOneRule(Rule[Counters]):
@@ -162,7 +176,7 @@ class ZeroOneRule(Rule[Counters]):
         """One step of AdamW on the mean of the gradients."""
         self._mean_gradients(slots)
         updates = self.counters.updates + 1
-        self.counters = Counters(step, updates, self._policy.update_after(step, updates), step)
+        self.counters = Counters(step, updates, int(self._policy.update_after(step, updates)), step)
         for slot in slots:
             s, (first, second) = slot.settings, slot.settings.betas
             scales = 1 / (1 - first**step), self._v_scale(s)

@@ -130,6 +130,112 @@ def test_demo_is_a_chain_of_optax(world, open_session, adapter):
         assert np.allclose(params["w"], demo.step(grads)["w"], atol=1e-7)
 
 
+SHAPES = {"b": (9,), "empty": (0,), "w": (40, 70)}
+WARMUP = {"warmup": 3, "warmup_compressor": "int8"}
+ROUNDS = {"warmup": 4, "kappa": 2, "double_every": 3, "longest": 4, "warmup_compressor": "int8"}
+"""0/1 Adam: the steps 1, 2 and 4 update the variance, 3 and 5 to 7 send momenta, from 8 on there are local steps."""
+
+
+def normal(*seed):
+    rng = np.random.default_rng(seed)
+    return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in SHAPES.items()}
+
+
+def pair(name, adapter, optax, rate, params, inside, outside):
+    """A transformation with a schedule for its rate, and a function that takes the same step with plain arrays."""
+    adam, last = {"b2": 0.99, "weight_decay": 0.1}, optax.scale_by_learning_rate(rate)
+    plain = {"betas": (0.9, 0.99), "weight_decay": 0.1}
+    if name == "Clan":
+        made, own = (
+            optax.chain(adapter.synchronize(inside), adapter.scale_by_clan(**adam), last),
+            optim.Clan(params, **plain),
+        )
+        return made, own, lambda grads: own.step(outside.sync(grads))
+    if name == "DiLoCo":
+        own = optim.DiLoCo(params, outside, every=4, fragments=2)
+
+        def local(grads):
+            for key, grad in grads.items():
+                params[key] -= np.float32(0.1) * grad
+            own.step()
+
+        return adapter.diloco(optax.sgd(0.1), inside, every=4, learning_rate=rate, fragments=2), own, local
+    if name == "OnebitLamb":
+        own = optim.OnebitLamb(params, outside, **plain, **WARMUP)
+        return optax.chain(adapter.scale_by_onebit_lamb(inside, **adam, **WARMUP), last), own, own.step
+    own = optim.ZeroOneAdam(params, outside, **plain, **ROUNDS)
+    return adapter.zero_one_adam(rate, inside, **adam, **ROUNDS), own, own.step
+
+
+@pytest.mark.parametrize("compressor", ["none", "onebit"])
+@pytest.mark.parametrize("name", ["Clan", "DiLoCo", "OnebitLamb", "ZeroOneAdam"])
+def test_optimizers_have_the_steps_of_plain_arrays(world, open_session, adapter, name, compressor):
+    """Inside jit, through all stages, with the same messages; a bad gradient of one rank is an error of all."""
+    optax = pytest.importorskip("optax")
+    inside, outside = (open_session(compressor=compressor, min_bytes=0) for _ in range(2))
+    rate, params, theirs = optax.linear_schedule(0.05, 0.01, 16), normal(7), normal(7)
+    params["b"][...] = theirs["b"][...] = 0  # whose norm scales no step
+    made, own, plain = pair(name, adapter, optax, rate, params, inside, outside)
+    state, worst, local = made.init(theirs), 0.0, name in ("DiLoCo", "ZeroOneAdam")
+
+    @jax.jit
+    def step(params, state, grads):
+        updates, state = made.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    for number in range(18):
+        own.lr = float(rate(number))
+        plain(normal(world.rank, number))
+        theirs, state = step(theirs, state, normal(world.rank, number))
+        worst = max(worst, *(float(np.abs(np.asarray(theirs[key]) - params[key]).max(initial=0)) for key in SHAPES))
+    differed = len({bytes(one) for one in world.allgather(np.asarray(theirs["w"]).tobytes())}) > 1
+    if local:
+        updates, state = jax.jit(lambda s, p: made.update(p, s, p, average=True))(state, theirs)
+        theirs = optax.apply_updates(theirs, updates)
+        own.average()
+        worst = max(worst, *(float(np.abs(np.asarray(theirs[key]) - params[key]).max(initial=0)) for key in SHAPES))
+    same = world.allgather(np.asarray(state.anchor["w"] if local else theirs["w"]).tobytes())
+    bad = normal(world.rank, 18)
+    bad["w"][3, 3] = np.nan if world.rank == world.size - 1 else 1.0
+
+    def steps(params, state):  # of which one synchronises
+        for _ in range(4):
+            params, state = jax.block_until_ready(step(params, state, bad))
+
+    with pytest.raises(Exception, match="NonFiniteError"):
+        steps(theirs, state)
+    assert worst < 5e-6 and differed == (local and world.size > 1) and len(set(same)) == 1
+
+
+def test_a_bad_gradient_of_a_local_step_is_the_error_of_all_ranks_later(world, open_session, adapter):
+    """Where it came, its parameter stays; once all ranks have dropped the note of it, they are equal again."""
+    optax = pytest.importorskip("optax")
+    made = adapter.zero_one_adam(0.01, open_session(compressor="onebit", min_bytes=0), **ROUNDS)
+    params, update = normal(7), jax.jit(made.update, static_argnames="average")
+    state = made.init(params)
+
+    def step(number, average=False):
+        grads = normal(world.rank, number)
+        if number == 13 and world.rank == world.size - 1:
+            grads["w"][3, 3] = np.inf
+        updates, after = update(grads, state, params, average=average)
+        return optax.apply_updates(params, updates), jax.block_until_ready(after)
+
+    for number in range(13):
+        params, state = step(number)
+    before = params
+    params, state = step(13)
+    stayed = [np.array_equal(params[key], before[key]) for key in ("b", "w")]
+    for _ in range(2):
+        with pytest.raises(Exception, match="NonFiniteError"):
+            step(14, average=True)
+    state = optax.tree_utils.tree_set(state, spoilt=jax.numpy.zeros((), bool))
+    params, state = step(14, average=True)
+    same = world.allgather(np.asarray(state.anchor["w"]).tobytes())
+    close = np.allclose(params["w"], state.anchor["w"], atol=1e-6)
+    assert stayed == [False, world.rank == world.size - 1] and len(set(same)) == 1 and close
+
+
 def test_two_calls_of_a_session_at_once_are_an_error(world, adapter, open_session):
     """JAX orders the effects of one thread only. The first call is held by the other ranks, or by this test."""
     session, begun, end = open_session(), threading.Event(), threading.Event()

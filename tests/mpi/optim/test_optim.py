@@ -270,9 +270,12 @@ def test_optax_has_the_steps_of_plain_arrays(world, open_session, name):
 
     inside, outside = (open_session(compressor="int8") for _ in range(2))
     if name == "OnebitAdam":
-        made = adapter.scale_by_onebit_adam(inside, b2=0.99, warmup=3)
+        options = {"warmup": 3, "warmup_compressor": "int8"}
+        made = adapter.scale_by_onebit_adam(inside, b2=0.99, **options)
         chain = optax.chain(made, optax.add_decayed_weights(0.1), optax.scale_by_learning_rate(0.01))
-        optimizer = optim.OnebitAdam(params := start(), outside, lr=0.01, betas=(0.9, 0.99), weight_decay=0.1, warmup=3)
+        optimizer = optim.OnebitAdam(
+            params := start(), outside, lr=0.01, betas=(0.9, 0.99), weight_decay=0.1, **options
+        )
     else:
         made = adapter.compressed_trace(inside, decay=0.8, nesterov=True, warmup=2)
         chain = optax.chain(made, optax.scale_by_learning_rate(0.01))

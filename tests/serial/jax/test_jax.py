@@ -12,6 +12,7 @@ import pytest
 from espresso_mpi import ConfigError, Session
 
 jax = pytest.importorskip("jax")
+import espresso_mpi.jax as adapter  # noqa: E402
 from espresso_mpi.jax import abi, primitive, sync, synchronize  # noqa: E402
 
 
@@ -161,3 +162,84 @@ def test_arrays_that_messages_could_write_to_are_copied(session, calls, monkeypa
     monkeypatch.setattr(primitive.Site, "_kept_to_node", False)
     program = jax.jit(lambda x: sync({"w": x}, session)["w"])
     assert [float(program(np.full(3, v, np.float32))[0]) for v in (1, 2)] == [2, 4]
+
+
+@pytest.fixture
+def optax():
+    return pytest.importorskip("optax")
+
+
+OPTIMIZERS = {
+    "clan": lambda session, optax, **options: adapter.scale_by_clan(**options),
+    "lamb": lambda session, optax, **options: adapter.scale_by_onebit_lamb(session, **{"warmup": 2, **options}),
+    "zero_one": lambda session, optax, **options: adapter.zero_one_adam(
+        **{"learning_rate": 0.1, "session": session, "warmup": 2, "double_every": 1, **options}
+    ),
+    "diloco": lambda session, optax, **options: adapter.diloco(
+        **{"inner": optax.sgd(0.1), "session": session, "every": 2, **options}
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "text"),
+    [
+        ("clan", {"b1": 1.0}, r"betas=\(1.0, 0.999\); expected two numbers"),
+        ("clan", {"weight_decay": -1}, "weight_decay=-1; expected a number"),
+        ("lamb", {"warmup": 0}, "warmup=0; expected a whole number from 1 on"),
+        ("lamb", {"coefficients": (2, 1)}, r"coefficients=\(2, 1\); expected the least and the largest"),
+        ("lamb", {"warmup_compressor": "int9"}, "int9"),
+        ("zero_one", {"learning_rate": "fast"}, "learning_rate='fast'; expected a number"),
+        ("zero_one", {"longest": 0.5}, "longest=0.5; expected a whole number"),
+        ("diloco", {"inner": 0.1}, "inner=0.1; expected an optimizer of optax"),
+        ("diloco", {"momentum": 1}, "momentum=1; expected a number from 0 to below 1"),
+        ("diloco", {"fragments": 3}, "every=2, fragments=3; expected at most one fragment in a step"),
+    ],
+)
+def test_arguments_that_are_not_valid(session, optax, name, options, text):
+    with pytest.raises(ConfigError, match=text):
+        OPTIMIZERS[name](session, optax, **options)
+
+
+@pytest.mark.parametrize("name", ["lamb", "zero_one", "diloco"])
+def test_a_session_that_skips_is_refused(optax, name):
+    with Session(nonfinite="skip") as skipping, pytest.raises(ConfigError, match="expected 'raise'"):
+        OPTIMIZERS[name](skipping, optax)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_update_needs_the_parameters(session, optax, name):
+    optimizer, x = OPTIMIZERS[name](session, optax), {"w": jax.numpy.ones(3)}
+    with pytest.raises(ConfigError, match="got no params"):
+        optimizer.update(x, optimizer.init(x))
+
+
+@pytest.mark.parametrize("name", ["clan", "lamb", "zero_one"])
+def test_weight_decay_follows_its_mask(session, optax, name):
+    """With gradients of zero, a parameter moves by its decay alone."""
+    params = {"b": jax.numpy.ones(3), "w": jax.numpy.ones((2, 3))}
+    none = jax.tree.map(jax.numpy.zeros_like, params)
+    for mask in ({"b": False, "w": True}, lambda params: jax.tree.map(lambda p: p.ndim > 1, params)):
+        optimizer = OPTIMIZERS[name](session, optax, mask=mask, weight_decay=0.5)
+        updates, _ = jax.jit(optimizer.update)(none, optimizer.init(params), params)
+        assert not np.any(updates["b"]) and np.all(np.asarray(updates["w"]) != 0)
+    optimizer = OPTIMIZERS[name](session, optax, mask={"w": True})
+    with pytest.raises(ConfigError, match="mask does not fit the parameters"):
+        optimizer.update(none, optimizer.init(params), params)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_states_keep_their_types_in_a_scan(session, optax, name, dtype):
+    """Through all stages in one program; without gradients, DiLoCo and a decay of zero leave the parameters."""
+    options = {} if name == "diloco" else {"weight_decay": 0.0}
+    optimizer, params = OPTIMIZERS[name](session, optax, **options), {"w": jax.numpy.ones((2, 3), dtype)}
+
+    def step(carry, grads):
+        updates, state = optimizer.update(grads, carry[1], carry[0])
+        assert updates["w"].dtype == dtype
+        return (optax.apply_updates(carry[0], updates), state), None
+
+    grads = {"w": jax.numpy.zeros((6, 2, 3), dtype)}
+    (found, state), _ = jax.jit(lambda carry: jax.lax.scan(step, carry, grads))((params, optimizer.init(params)))
+    assert int(state.count) == 6 and found["w"].dtype == dtype and np.all(np.asarray(found["w"], np.float32) == 1)

@@ -8,7 +8,7 @@ import pytest
 from espresso_mpi import Session
 from espresso_mpi.errors import ConfigError, GradientError, NonFiniteError
 from espresso_mpi.optim import DiLoCo
-from espresso_mpi.optim.diloco import _parts
+from espresso_mpi.optim.diloco import parts
 
 
 @pytest.fixture
@@ -82,11 +82,11 @@ def test_parts_are_of_about_equal_size_and_none_is_empty():
     for _ in range(200):
         sizes = [(str(i), int(n)) for i, n in enumerate(rng.integers(1, 50, rng.integers(1, 20)))]
         for wanted in (1, 2, 3, 7):
-            parts = _parts(sizes, wanted)
-            assert [name for part in parts for name in part] == [name for name, _ in sizes]
-            assert len(parts) == min(wanted, len(sizes)) and all(parts)
-            loads = [sum(dict(sizes)[name] for name in part) for part in parts]
-            assert max(loads) <= sum(loads) / len(parts) + 2 * 50
+            found = parts(sizes, wanted)
+            assert [name for part in found for name in part] == [name for name, _ in sizes]
+            assert len(found) == min(wanted, len(sizes)) and all(found)
+            loads = [sum(dict(sizes)[name] for name in part) for part in found]
+            assert max(loads) <= sum(loads) / len(found) + 2 * 50
 
 
 def test_average_makes_the_parameters_the_anchor(session):
