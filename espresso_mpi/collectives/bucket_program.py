@@ -103,6 +103,11 @@ class BucketProgram:
             self._runner = TableRunner(self.table, transport, self._sizes)
         del self._compilations, self._shared, self._builder  # layouts of all ranks
 
+    @property
+    def count(self) -> int:
+        """Number of segments: one."""
+        return 1
+
     def progress(self, arrays: Sequence[Any], jobs: Sequence[Job], recorder: Recorder) -> Progress:
         """Replace flat float32 arrays by their means over the ranks, in progress steps."""
         if self._runner is not None and not any(map(obstacle, arrays, jobs)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ from .progress import Progress, interleave
 from .segment_run import HANDLERS, SegmentLog, SegmentRun
 from .tables.one_call import OneCall
 from .tables.operations import OperationTable, described
-from .tables.running import Run, TableRunner, obstacle
+from .tables.running import PreparedRun, Run, TableRunner, obstacle
 from .tables.segments import segment_table
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ class Program:
         """
         runner = "" if route or obstacle(x, job) else self._runner(number)
         if isinstance(runner, TableRunner):
-            yield runner.progress(self._table_run(number, x, job, recorder))
+            yield runner.progress(self._table_run(number, [x], [job], recorder))
             return
         workspace, region = self._transport.borrow(kind), self._regions[number]
         log, inside = SegmentLog(recorder, job, number, self._transport), self._inside_at_once and not route
@@ -220,13 +220,30 @@ class Program:
         assert self.compressor is not None, "a route that encodes needs a compressor"
         return compressor_at(point, self.compressor)
 
-    def _table_run(self, number: int, x: Any, job: Job, recorder: Recorder) -> Run:
-        log = SegmentLog(recorder, job, number, self._transport)
-
+    def _table_run(self, number: int, arrays: Sequence[Any], jobs: Sequence[Job], recorder: Recorder) -> Run:
         def subject(workspace: Workspace) -> SegmentRun:
-            return SegmentRun(Data(x, self._dtype, workspace), job, log, self._inside_at_once)
+            log = SegmentLog(recorder, jobs[0], number, self._transport)
+            return SegmentRun(Data(arrays[0], self._dtype, workspace), jobs[0], log, self._inside_at_once)
 
-        return Run([x], [job], recorder, number, subject, lambda segment: segment.finish(self._regions[number]))
+        return Run(arrays, jobs, recorder, number, subject, lambda segment: segment.finish(self._regions[number]))
+
+    def progress(self, arrays: Sequence[Any], jobs: Sequence[Job], recorder: Recorder) -> Progress:
+        """As ``BucketProgram.progress``, for the only tensor of this program, in one segment."""
+        return self.segment(0, arrays[0], jobs[0], recorder)
+
+    def prepared(self, arrays: Sequence[Any], jobs: Sequence[Job], recorder: Recorder) -> PreparedRun | None:
+        """As ``BucketProgram.prepared``."""
+        runner = "" if self.count > 1 or obstacle(arrays[0], jobs[0]) else self._runner(0)
+        return PreparedRun(runner, arrays, jobs, recorder) if isinstance(runner, TableRunner) else None
+
+    def repeat(
+        self, arrays: Sequence[Any], jobs: Sequence[Job], steps: Sequence[int], recorder: Recorder,
+        prepared: PreparedRun,
+    ) -> Progress:  # fmt: skip
+        """As ``BucketProgram.repeat``."""
+        runner = self._runner(0)
+        assert isinstance(runner, TableRunner)
+        return runner.progress(replace(self._table_run(0, arrays, jobs, recorder), prepared=prepared, steps=steps))
 
     def run(self, x: Any, job: Job, recorder: Recorder | None = None) -> None:
         """Replace flat ``x`` by its mean over the ranks; blocks until it is done."""

@@ -9,6 +9,8 @@ from typing import Any
 
 from ..arrays import device
 from ..collectives import ranges
+from ..collectives.bucket_program import BucketProgram
+from ..collectives.executor import Program
 from ..collectives.lanes import LaneRunner
 from ..collectives.messages.transport import Transport
 from ..collectives.progress import Progress, RoundRobinRunner, Segment
@@ -181,9 +183,12 @@ class Dispatcher(Piggybacking):
             for segment in self._segments(together, alone):
                 self.runner.add(segment, together[0].priority)
         if len(new) == 1:
-            self._steady.remember(new[0], buckets, lambda several: self._payload_buckets.program_of(
-                several[0], [self._programs.of(bucket, 0, self._options.segment_bytes) for bucket in several]
-            ))  # fmt: skip
+            self._steady.remember(new[0], buckets, self._program_of)
+
+    def _program_of(self, together: Sequence[Bucket]) -> BucketProgram | Program:
+        """The program of tensors that travel together, or of one."""
+        alone = [self._programs.of(bucket, 0, self._options.segment_bytes) for bucket in together]
+        return self._payload_buckets.program_of(together[0], alone) if len(alone) > 1 else alone[0]
 
     def _arranged(self, numbers: tuple[int, ...], batches: Sequence[Batch]) -> tuple[Bucket, ...]:
         found = self._arrangements.get(numbers)

@@ -1,7 +1,7 @@
 """Calls that are made again, step after step, with the same tensors: what was found out about them is used again.
 
-A call whose tensors were compressed in payload buckets is remembered when it runs alone for the first time: which
-tensors share messages, their programs, where their residuals are. When the call comes again, its buckets begin with
+A call with compressed tensors is remembered when it runs alone for the first time: which tensors share messages, their
+programs, where their residuals are. When the call comes again, its buckets begin with
 these, and only addresses, step numbers and keys are new. Whatever differs - a tensor that is skipped, a changed state,
 a call that runs beside others - takes the ordinary path, with the same messages and the same bits. So ranks may differ
 in it.
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, overload
 
 from ..collectives.bucket_program import BucketProgram
+from ..collectives.executor import Program
 from ..collectives.job import Job
 from ..collectives.progress import Progress, Segment
 from ..collectives.tables.running import PreparedRun
@@ -30,7 +31,7 @@ _CALLS = 256
 
 @dataclass
 class SteadyBucket:
-    """Tensors that share messages in every step.
+    """Tensors that share messages in every step, or one that travels by itself.
 
     Attributes:
         members: each with its tensor.
@@ -39,7 +40,7 @@ class SteadyBucket:
     """
 
     members: tuple[Bucket, ...]
-    program: BucketProgram
+    program: BucketProgram | Program
     prepared: PreparedRun | None = None
 
     def __post_init__(self) -> None:
@@ -49,7 +50,7 @@ class SteadyBucket:
 
 @dataclass(frozen=True)
 class SteadyCall:
-    """How a call runs: its parts in the order in which they start, buckets that share messages and others.
+    """How a call runs: its parts in the order in which they start, those that are prepared and others.
 
     Attributes:
         state, version: what the first ones were prepared for.
@@ -84,16 +85,18 @@ class SteadyCalls:
 
     def remember(
         self, call: PendingCall, buckets: Sequence[Sequence[Ready]],
-        program_of: Callable[[Sequence[Bucket]], BucketProgram],
+        program_of: Callable[[Sequence[Bucket]], BucketProgram | Program],
     ) -> None:  # fmt: skip
         """A call has begun by itself.
 
         Args:
             buckets: those that share messages, in the order in which they start.
-            program_of: returns the program of several that do.
+            program_of: returns the program of several that do, or of one that travels by itself.
         """
         number, batch = call.number, call.batch
-        if number is None or batch is None or number in self._candidates or all(len(ready) < 2 for ready in buckets):
+        if number is None or batch is None or number in self._candidates or call.key[0] == "push":
+            return
+        if not any(one.bucket.shares for ready in buckets for one in ready):
             return
         started = {id(item) for ready in buckets for one in ready for _, item in one.bucket.members}
         if started != set(map(id, batch.items)):  # some are skipped, dense at first, or wait for their group
@@ -102,10 +105,7 @@ class SteadyCalls:
             return
         if len(self._candidates) >= _CALLS:
             self.forget()
-        members = [tuple(one.bucket for one in ready) for ready in buckets]
-        self._candidates[number] = tuple(
-            SteadyBucket(together, program_of(together)) if len(together) > 1 else together[0] for together in members
-        )
+        self._candidates[number] = tuple(_part(tuple(one.bucket for one in ready), program_of) for ready in buckets)
 
     def of(self, number: int, call: PendingCall, state: SyncState, jobs: Jobs) -> SteadyCall | None:
         """How a call runs that begins by itself and of which nothing is skipped; None: the ordinary path."""
@@ -152,7 +152,8 @@ class SteadyCalls:
             ended([call])
 
         given, arrays = progress(arrays), []
-        return Segment(f"{part.names[0]} and {len(part.names) - 1} more", 0, given, lambda: True)
+        more = f" and {len(part.names) - 1} more" if len(part.names) > 1 else ""
+        return Segment(part.names[0] + more, 0, given, lambda: True)
 
 
 class _JobsOf(Sequence[Job]):
@@ -174,6 +175,16 @@ class _JobsOf(Sequence[Job]):
 
     def __len__(self) -> int:
         return len(self._members)
+
+
+def _part(
+    together: tuple[Bucket, ...], program_of: Callable[[Sequence[Bucket]], BucketProgram | Program]
+) -> SteadyBucket | Bucket:
+    """Tensors that travel together as a part of a call: prepared, unless one is dense or has several segments."""
+    if together[0].shares is None:
+        return together[0]
+    program = program_of(together)
+    return SteadyBucket(together, program) if program.count == 1 else together[0]
 
 
 def _settled(one: Ready) -> bool:

@@ -91,6 +91,12 @@ class PreparedRun:
         self._places[first : first + len(starts)] = starts
         self._arrays = slice(BUFFERS, first)
         self._recorder, self._table, self._names = recorder, table, [job.name for job in jobs]
+        self._transport = runner.transport
+
+    @cached_property
+    def messages(self) -> Any:
+        """Memory for the messages of a step: the next one begins when it has ended."""
+        return compiled_messages(self._transport, self._table)
 
     @cached_property
     def ledger(self) -> Ledger | None:
@@ -173,7 +179,7 @@ class Active:
             self._places[-len(table.drawn) :] = keys_of(table, run.jobs)
         self._marks = np.empty((table.marks, 2), np.int64)
         self._state = np.zeros(interpreter.STATE + table.tensors, np.int64)
-        self._messages = compiled_messages(transport, table)
+        self._messages = prepared.messages
         self._window = transport.window_on_host(transport.node) if runner.by_window else None
 
     @property

@@ -10,6 +10,7 @@ from session_cases import node_layouts, values
 
 from espresso_mpi import Session
 from espresso_mpi.collectives.bucket_program import BucketProgram
+from espresso_mpi.collectives.executor import Program
 from espresso_mpi.collectives.messages.switches import EXECUTOR
 from espresso_mpi.collectives.tables.one_call import OneCall
 from espresso_mpi.engine import negotiation
@@ -24,18 +25,22 @@ SIZES = {"a": 5003, "tiny": 7, "b": 900, "small": 60, "c": 2111}
 def again(monkeypatch):
     """The runs of what was prepared, in order: the elements of a call's tensors, or of the one of a small call."""
     found = []
-    run, bucket = OneCall.run, BucketProgram.repeat
+    run = OneCall.run
 
     def of_one(self, x, *rest):
         found.append((x.size,))
         return run(self, x, *rest)
 
-    def of_several(self, arrays, *rest):
-        found.append(tuple(x.size for x in arrays))
-        return bucket(self, arrays, *rest)
+    def counted(repeat):
+        def of_some(self, arrays, *rest):
+            found.append(tuple(x.size for x in arrays))
+            return repeat(self, arrays, *rest)
+
+        return of_some
 
     monkeypatch.setattr(OneCall, "run", of_one)
-    monkeypatch.setattr(BucketProgram, "repeat", of_several)
+    for program in (BucketProgram, Program):
+        monkeypatch.setattr(program, "repeat", counted(program.repeat))
     return found
 
 
@@ -166,7 +171,10 @@ def of_one(torch):
     return call
 
 
-def test_small_calls_and_what_comes_between(world, monkeypatch, again):
+@pytest.mark.parametrize("nodes", [0, 1])
+def test_small_calls_and_what_comes_between(world, monkeypatch, again, nodes):
+    """Of one node, and of two, where no payload is piggybacked."""
+
     def odd(session, real):
         with pytest.raises(NonFiniteError, match=f"rank {world.size - 1}"):
             session.sync({"w": real})
@@ -176,18 +184,18 @@ def test_small_calls_and_what_comes_between(world, monkeypatch, again):
         lambda session, step: one(session, step, 2999), one, one,
         odd_on_the_last_rank(odd), one, reloaded, one, one, several, one,
     ]  # fmt: skip
-    ran = same_as_python(world, monkeypatch, again, calls, compressor="int8:rounding=stochastic")
+    options = {"compressor": "int8:rounding=stochastic", "nodes": node_layouts(world.size)[nodes]}
+    ran = same_as_python(world, monkeypatch, again, calls, **options)
     assert [step for step, found in enumerate(ran) if found == [(3000,)]] == [1, 2, 3, 5, 6, 8, 10, 11, 13]
 
 
 @pytest.mark.parametrize("nodes", [0, 1])
 def test_tensors_that_are_dense_at_first(world, monkeypatch, again, nodes):
-    """The payload of a small call is piggybacked on its header only once the tensor is compressed."""
+    """What runs again is prepared only once the tensor is compressed."""
     for call, what in ((one, (3000,)), (several, BUCKET)):
         options = {"compressor": "onebit", "dense_steps": 3, "nodes": node_layouts(world.size)[nodes]}
         ran = same_as_python(world, monkeypatch, again, [call] * 7, **options)
-        expected = [4, 5, 6] if what == BUCKET or nodes == 0 else []
-        assert [step for step, found in enumerate(ran) if found == [what]] == expected
+        assert [step for step, found in enumerate(ran) if found == [what]] == [4, 5, 6]
 
 
 def test_parameters_with_a_schedule_change(world, monkeypatch, again):
