@@ -201,7 +201,7 @@ define bench_mpich
 	  python -m espresso_mpi bench sync --only-mpi --sizes $(2) --seconds $(3) --repeats 100 --json $(OUT)/$(4).json
 endef
 
-bench: $(VENV)/.demo $(VENV_MPICH)/.demo ## measure on the emulated cluster and on this node, write BENCHMARKS.md (half an hour)
+bench: $(VENV)/.demo $(VENV_MPICH)/.demo ## measure on the emulated cluster and on this node, write BENCHMARKS.md (an hour)
 	@mkdir -p $(OUT)
 	$(call bench_lab,2,2,1gbit,sync --sizes 1MiB$(comma)64MiB --seconds 30 --json $(OUT)/sync-1g.json)
 	$(call bench_lab,4,1,1gbit,sync --sizes 64MiB --seconds 30 --json $(OUT)/sync-4x1.json)

@@ -105,12 +105,13 @@ class SteadyCalls:
             return
         if len(self._candidates) >= _CALLS:
             self.forget()
-        self._candidates[number] = tuple(_part(tuple(one.bucket for one in ready), program_of) for ready in buckets)
+        parts = tuple(_part(tuple(one.bucket for one in ready), program_of) for ready in buckets)
+        self._candidates[number] = parts if any(isinstance(part, SteadyBucket) for part in parts) else ()
 
     def of(self, number: int, call: PendingCall, state: SyncState, jobs: Jobs) -> SteadyCall | None:
         """How a call runs that begins by itself and of which nothing is skipped; None: the ordinary path."""
         parts = self._candidates.get(number)
-        if parts is None or self._latest or call.large or (call.watch is not None and call.watch.debug):
+        if not parts or self._latest or call.large or (call.watch is not None and call.watch.debug):
             return None
         if not all(gradient.steady for gradient in call.gradients):  # its memory may not be aligned, or is a copy
             return None
