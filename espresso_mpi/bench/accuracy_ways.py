@@ -66,8 +66,8 @@ class Training:
         model = network(settings.workload, settings.width, settings.layers, seed)
         threads = launch.threads_per_rank(place_on_node(comm)[0])
         compressor = way.compressor if way.kind in AVERAGING[1:] and way.compressor != "auto" else "none"
-        momentum = momentum_of(workload.optimizer, compressor)
-        self.replica = Replica(model, workload.optimizer, momentum, threads)
+        local = "muon" if way.kind == "muloco" else workload.optimizer
+        self.replica = Replica(model, local, momentum_of(local, compressor), threads)
         require_same_start(comm, data.digest, self.replica.digest(), "torch")
         self.batches = data.batches(comm.size, comm.rank, seed, settings.batch)
         self.steps, self._done = steps, 0

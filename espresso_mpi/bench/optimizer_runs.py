@@ -24,15 +24,18 @@ from .training import Method
 RATES = {
     "adamw": 1e-3,
     "sgd": 0.003,
+    "muon": 3e-3,
     "onebit-adam": 1e-3,
     "onebit-lamb": 1e-2,
     "zero-one-adam": 1e-3,
     "momentum-sgd": 0.003,
     "diloco": 1e-3,
+    "muloco": 3e-3,
     "sparseloco": 1e-3,
     "demo": 1e-3,
 }
-"""The optimizers, and their peak learning rates: AdamW's usual one, and SGD's best of a sweep with fp32."""
+"""The optimizers, and their peak learning rates: AdamW's usual one, and SGD's best of a sweep with fp32. For Muon, 100
+steps end within 0.3 % of each other at 3e-3 and at 6e-3."""
 
 WARMUP = 0.15
 """Share of the steps in which the learning rate rises; a cosine brings it down to 2 % of its peak after that."""

@@ -15,8 +15,8 @@ if TYPE_CHECKING:  # needs torch, which only a run needs
     from .replica import Replica
 
 DENSE = 0.2
-"""Share of the steps in which ``onebit-adam``, ``onebit-lamb``, ``diloco`` and ``sparseloco`` begin by synchronising
-gradients. The warm-up of ``zero-one-adam``, which synchronises gradients in some of them."""
+"""Share of the steps in which ``onebit-adam``, ``onebit-lamb`` and those of ``LOCAL`` begin by synchronising gradients.
+The warm-up of ``zero-one-adam``, which synchronises gradients in some of them."""
 
 WARMUP = "int8"
 """How ``onebit-adam``, ``onebit-lamb`` and ``zero-one-adam`` synchronise gradients: it trains like uncompressed ones,
@@ -26,7 +26,10 @@ MOMENTUM = 0.9
 """Of SGD."""
 
 EVERY = 15
-"""Local steps of ``diloco`` and ``sparseloco`` between two averages: few, because runs are short."""
+"""Local steps of those of ``LOCAL`` between two averages: few, because runs are short."""
+
+LOCAL: dict[str, Callable[..., DiLoCo]] = {"diloco": DiLoCo, "muloco": DiLoCo, "sparseloco": DiLoCo.sparse}
+"""The optimizers that take local steps by the optimizer of ``BASES``, and what averages them."""
 
 INTERVALS = 3
 """How many intervals ``zero-one-adam`` has after its warm-up, of equal numbers of steps: 1, 2 and 4."""
@@ -34,11 +37,13 @@ INTERVALS = 3
 BASES = {
     "adamw": "adamw",
     "sgd": "sgd",
+    "muon": "muon",
     "onebit-adam": "adamw",
     "onebit-lamb": "adamw",
     "zero-one-adam": "adamw",
     "momentum-sgd": "sgd",
     "diloco": "adamw",
+    "muloco": "muon",
     "sparseloco": "adamw",
     "demo": "adamw",
 }
@@ -51,6 +56,7 @@ OWN = {
     "zero-one-adam": "onebit",
     "momentum-sgd": "onebit",
     "diloco": "int4",
+    "muloco": "int4",
     "sparseloco": "topk_in_chunks:values=int2",
     "demo": "dct_topk:values=int4",
 }
@@ -75,8 +81,8 @@ def way_of(optimizer: str, session: Session, replica: Replica, steps: int) -> Wa
     dense = max(1, round(DENSE * steps))
     if optimizer in _OWN:
         return _Own(_OWN[optimizer](dict(replica.model.named_parameters()), session, steps, dense))
-    if optimizer in ("diloco", "sparseloco"):
-        return _Local(session, replica, dense, DiLoCo if optimizer == "diloco" else DiLoCo.sparse)
+    if optimizer in LOCAL:
+        return _Local(session, replica, dense, LOCAL[optimizer])
     return _Gradients(session, replica)
 
 

@@ -311,7 +311,10 @@ def optimizers(
     ] = defaults.Optimizers.without_feedback,
     optimizer: Annotated[
         str,
-        comma_list("Of adamw, sgd, onebit-adam, onebit-lamb, zero-one-adam, momentum-sgd, diloco, sparseloco, demo."),
+        comma_list(
+            "Of adamw, sgd, muon, onebit-adam, onebit-lamb, zero-one-adam, momentum-sgd, diloco, muloco, sparseloco, "
+            "demo."
+        ),
     ] = defaults.Optimizers.optimizer,
     lr: Annotated[str | None, comma_list("Peak learning rates; default: one for each optimizer.")] = None,
     seeds: Annotated[str, comma_list("Seeds of weights, batches and compressors.")] = defaults.Optimizers.seeds,

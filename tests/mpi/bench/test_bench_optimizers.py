@@ -35,10 +35,15 @@ def losses_of_one_process(optimizer, settings, rate, seed, ranks):
     from espresso_mpi.bench.gpt import GPT
 
     corpus, context, model = text.load(), settings.shape.context, GPT(settings.shape, seed)
-    update = {
-        "adamw": lambda: torch.optim.AdamW(model.parameters(), betas=(0.9, 0.999), weight_decay=0.01),
-        "sgd": lambda: torch.optim.SGD(model.parameters(), momentum=0.9),
-    }[optimizer]()
+    hidden = [p for layer in model.blocks.modules() if isinstance(layer, torch.nn.Linear) for p in [layer.weight]]
+    rest = [p for p in model.parameters() if all(p is not other for other in hidden)]
+    updates = {
+        "adamw": lambda: [torch.optim.AdamW(model.parameters(), betas=(0.9, 0.999), weight_decay=0.01)],
+        "sgd": lambda: [torch.optim.SGD(model.parameters(), momentum=0.9)],
+        "muon": lambda: [
+            torch.optim.Muon(hidden, weight_decay=0.01, adjust_lr_fn="match_rms_adamw"), torch.optim.AdamW(rest)
+        ],
+    }[optimizer]()  # fmt: skip
 
     def loss_of(symbols, starts):
         block = torch.tensor(np.stack([symbols[start : start + context + 1] for start in starts]), dtype=torch.long)
@@ -58,15 +63,16 @@ def losses_of_one_process(optimizer, settings, rate, seed, ranks):
             start + generator.integers(0, stop - start - context, settings.batch)
             for generator, (start, stop) in zip(generators, bounds)
         ]
-        update.zero_grad()
+        model.zero_grad()
         loss_of(corpus.train, np.concatenate(starts)).backward()
-        for group in update.param_groups:
-            group["lr"] = learning_rate(step, settings.steps, rate)
-        update.step()
+        for update in updates:
+            for group in update.param_groups:
+                group["lr"] = learning_rate(step, settings.steps, rate)
+            update.step()
     return [first, validation()]
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "muon"])
 def test_fp32_trains_as_one_process_does_on_all_sequences_together(world, optimizer):
     settings = optimizer_runs.OptimizerSettings(steps=4, batch=2, eval_every=4, shape=SHAPE)
     config = optimizer_runs.RunConfig(optimizer, 0.01, Method("none"), 3)

@@ -92,3 +92,21 @@ def test_the_model_has_three_million_weights_and_looks_at_nothing_to_come():
     with torch.no_grad():
         differ = (model.logits(symbols) != model.logits(other)).any(dim=2)[0]
     assert differ.nonzero().flatten().tolist() == list(range(40, shape.context))
+
+
+def test_muon_takes_hidden_matrices_and_refuses_a_network_without_them():
+    torch = pytest.importorskip("torch")
+    from espresso_mpi.bench.replica import Replica
+    from espresso_mpi.bench.workloads import network
+
+    symbols = torch.arange(16).reshape(2, 8).numpy()
+    weights = []
+    for optimizer in ("adamw", "muon"):
+        replica = Replica(network("lstm", 16, 1, 0), optimizer, 0.0, 1)
+        replica.gradients(symbols, symbols)
+        replica.update(0.01)
+        weights.append(dict(replica.model.named_parameters()))
+    differ = {name for name, array in weights[0].items() if not torch.equal(array, weights[1][name])}
+    assert differ == {"lstm.weight_ih_l0", "lstm.weight_hh_l0"}
+    with pytest.raises(ConfigError, match="hidden layers"):
+        Replica(network("resnet", 8, 1, 0), "muon", 0.0, 1)
