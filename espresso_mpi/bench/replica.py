@@ -24,7 +24,7 @@ class Replica:
             lab share their cores.
 
     Raises:
-        ConfigError: "muon" for a network that has no such matrices.
+        ConfigError: "muon" for a network that has no such matrices, or by a PyTorch that has no Muon.
     """
 
     def __init__(self, model: nn.Module, optimizer: str, momentum: float, threads: int) -> None:
@@ -70,6 +70,8 @@ def _optimizers(model: nn.Module, optimizer: str, momentum: float) -> list[torch
         return [torch.optim.SGD(parameters.values(), lr=0.0, momentum=momentum)]
     if optimizer == "adamw":
         return [torch.optim.AdamW(parameters.values(), lr=0.0)]
+    if not hasattr(torch.optim, "Muon"):
+        raise ConfigError(f"Muon: PyTorch {torch.__version__} has none; expected 2.9 or newer; pip install -U torch")
     hidden = [parameters.pop(name) for name in _hidden_matrices(model)]
     if not hidden:
         raise ConfigError("Muon needs matrices in hidden layers; this network has none")
