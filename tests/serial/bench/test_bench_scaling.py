@@ -170,12 +170,13 @@ def test_losses_are_those_of_the_rows(tmp_path):
     """Against the quickest of each kind of baseline, MPI's tuned rows and our fp16 among them."""
     seconds = {"mpi-allreduce-fp32": 1.0, "mpi-allreduce-fp32-tuned": 0.8, "mpi-allreduce-fp16": 0.5,
                "mpi-allreduce-fp16-tuned": 0.6, "none": 0.9, "fp16": 0.4, "int8": 0.6, "onebit": 1.6}  # fmt: skip
-    write_rows(tmp_path / "sync.json", [sync_row(m, s, cpu=2.5e-9) for m, s in seconds.items()], kind="sync")
+    rows = [sync_row(m, s, cpu=2.5e-9, kernels=1e-9) for m, s in seconds.items()]
+    write_rows(tmp_path / "sync.json", rows, kind="sync")
     report.main(results=[tmp_path / "sync.json"], output=tmp_path / "B.md")
     losses = [line for line in (tmp_path / "B.md").read_text().splitlines() if line.startswith("- ")]
     assert losses[0].endswith("against fp32: 1 MiB: none (1.12 times), onebit (2.00 times).")
     assert losses[1].endswith("against fp16: 1 MiB: int8 (1.50 times), onebit (4.00 times).")
-    line = "| onebit | 1600.00 | 1600.00 | 0.001 | 0.000 | 2.50 | 0.50 | 0.31 | 0.25 |"
+    line = "| onebit | 1600.00 | 1600.00 | 0.001 | 0.000 | 2.50 | 40% | 0.50 | 0.31 | 0.25 |"
     assert line in (tmp_path / "B.md").read_text()
 
 
