@@ -24,7 +24,8 @@ Every rank has one float32 array of each size.
   *busbw* is *algbw* times 2(p-1)/p for p ranks, the share of the array that each rank of an allreduce must send.
   Compression raises both.
 - *cpu* is the processor time of all ranks together, polling included, per GB of the float32 arrays of all ranks.
-- *kernels* is the share of it that encodes and decodes alone take, each run by itself, without the time of a call.
+- *kernels* is the share of it that encodes and decodes alone take, each run by itself, without the time of a call. It
+  can be above 100 %: a synchronisation encodes and decodes what its sums have just read.
 - *wire* is the least time on the busiest link: the bytes that a node sends to others, over the best rate of a plain
   stream between nodes in the same run.
 - *memory* is the least time for what the ranks of a node must read and write along the route
