@@ -98,7 +98,7 @@ def reduce(
     topology = transport.topology
     chained = len(topology.nodes) > 2 and x.nbytes >= _CHAIN
     segment = min(segment_bytes, max(_LEAST, x.nbytes // _PIECES)) if chained else segment_of(x.nbytes, segment_bytes)
-    between = _along if chained else _at_once
+    between = _along if chained else _by_operation
     pieces = segments(x.size, x.nbytes, topology, segment)
     yield from interleaved(_reduced(transport, x, dtype, root, reduce_op, piece, between) for piece in pieces)
 
@@ -135,8 +135,8 @@ def _reduced(
     transport.give_back(data.workspace)
 
 
-def _at_once(transport: Transport, move: Move | None, data: Data) -> Progress:
-    """By the collective of routes."""
+def _by_operation(transport: Transport, move: Move | None, data: Data) -> Progress:
+    """By the operation of routes."""
     operation = operations()["reduce"]
     return idle(data, operation.phases) if move is None else operation.bind(transport, move)(data)
 

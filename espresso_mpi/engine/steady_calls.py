@@ -1,10 +1,9 @@
 """Calls that are made again, step after step, with the same tensors: what was found out about them is used again.
 
 A call with compressed tensors is remembered when it runs alone for the first time: which tensors share messages, their
-programs, where their residuals are. When the call comes again, its buckets begin with
-these, and only addresses, step numbers and keys are new. Whatever differs - a tensor that is skipped, a changed state,
-a call that runs beside others - takes the ordinary path, with the same messages and the same bits. So ranks may differ
-in it.
+programs, where their residuals are. When the call comes again, its buckets begin with these, and only addresses, step
+numbers and keys are new. Whatever differs - a tensor that is skipped, a changed state, a call that runs beside others -
+takes the ordinary path, with the same messages and the same bits. So ranks may differ in it.
 """
 
 from __future__ import annotations

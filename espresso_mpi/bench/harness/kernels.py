@@ -14,6 +14,7 @@ from ...autotune.profiling.inputs import job_of, normal
 from ...collectives.executor import Program
 from ...collectives.messages.transport import Transport
 from ...collectives.program import MoveStep
+from ...collectives.progress import at_once
 from ...options import Options
 from ...session import Session
 from ...tracing.recording import Recorder
@@ -31,16 +32,16 @@ def kernel_seconds(comm: Any, session: Session, arrays: Mapping[str, np.ndarray]
     Each encode and decode runs by itself, in the order and with the sizes of the session's routes. What the same call
     takes with a few elements counts as the call's, and is left out; so are copies and sums on the way.
     """
-    named = Counter(TensorSpec("x", x.shape, "float32") for x in arrays.values())
-    strategies = {spec: session.strategy(spec) for spec in named}
+    counts = Counter(TensorSpec("x", x.shape, "float32") for x in arrays.values())
+    strategies = {spec: session.strategy(spec) for spec in counts}
+    compressed = {spec: strategy for spec, strategy in strategies.items() if strategy.route.compressed}
     transport = Transport.open(comm, Options().transport(), lambda notes: None)
     try:
-        found = 0.0
-        for spec, strategy in strategies.items():
-            if strategy.route.compressed:
-                found += named[spec] * max(
-                    _seconds(transport, strategy, spec.shape) - _seconds(transport, strategy, (_FEW,)), 0.0
-                )
+        calls = {strategy: _seconds(transport, strategy, (_FEW,)) for strategy in dict.fromkeys(compressed.values())}
+        found = sum(
+            counts[spec] * max(_seconds(transport, strategy, spec.shape) - calls[strategy], 0.0)
+            for spec, strategy in compressed.items()
+        )
     finally:
         transport.close()
     return float(comm.allreduce(found))
@@ -63,8 +64,7 @@ def _one_pass(program: Program, x: np.ndarray, job: Any) -> float:
     found = 0.0
     for stage in program.stages(0, x, job, Recorder()):
         start = time.process_time()
-        for _ in stage.progress():
-            pass
+        at_once(stage.progress())
         if not isinstance(stage.step, MoveStep):
             found += time.process_time() - start
     return found
