@@ -205,6 +205,7 @@ def exchange(transport: Transport, x: Any, out: Any, sends: Spans, receives: Spa
     """
     me = transport.rank
     others = [(me + k) % transport.topology.size for k in range(1, transport.topology.size)]
+    others.sort(key=transport.node.__contains__)  # the links are busy while those of the node are copied
     workspace = transport.borrow()
     pending = transport.post(
         [(rank, x[slice(*sends[rank])]) for rank in others if sends[rank][1] > sends[rank][0]],

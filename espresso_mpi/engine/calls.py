@@ -35,6 +35,7 @@ class Exchange:
         moves: its data, where they may be piggybacked on the header of the round; None: they may not.
         follows: whether ``progress`` is to run after ``moves`` all the same, because ranks only agree by them.
         over: makes ``progress`` for other arrays of the same shapes and types: for what is given, and for the result.
+        early: whether the first progress step waits for nothing.
     """
 
     said: Any
@@ -43,6 +44,7 @@ class Exchange:
     moves: PiggybackData | None = None
     follows: bool = False
     over: Callable[[Any, Any], Callable[[Transport], Progress]] | None = None
+    early: bool = False
 
     @cached_property
     def digest(self) -> bytes:

@@ -202,10 +202,11 @@ class Agreeing:
 
     Args:
         rest: what is done once they have agreed; None: nothing.
+        early: as of ``Exchange``.
     """
 
-    def __init__(self, rest: Callable[[Transport], Progress] | None = None) -> None:
-        self.rest = rest
+    def __init__(self, rest: Callable[[Transport], Progress] | None = None, early: bool = False) -> None:
+        self.rest, self.early = rest, early
 
     def prepared(self, transport: Transport, window: SharedWindow, recorder: Recorder) -> PreparedCall:
         """See ``PiggybackData``."""
@@ -233,6 +234,18 @@ class DensePiggyback:
     def __init__(self, transport: Transport, prepared: PreparedCall, moves: Any, begun: bool | None = None) -> None:
         self._transport, self.prepared, self._moves, self._begun = transport, prepared, moves, begun
         self.met, self.agreed = 0.0, _NOT_YET
+        self._work: Progress | None = None
+        if begun and isinstance(moves, Agreeing) and moves.early:
+            self._start()
+
+    def _start(self) -> None:
+        """Send what can be sent, before any bookkeeping: where ranks share cores, a link is idle meanwhile."""
+        self._work = self._moves.rest(self._transport)
+        try:
+            next(self._work, None)
+        except BaseException:
+            self._transport.outlive([self._moves, self._work])
+            raise
 
     def exchange(self, header: np.ndarray, ignored: int) -> Sequence[np.ndarray]:
         """As of ``fast_path.Piggyback``."""
@@ -248,7 +261,9 @@ class DensePiggyback:
 
     def rest(self, transport: Transport) -> Progress:
         """What is to be done now that all ranks have met."""
-        if self.prepared.rest is not None:
+        if self._work is not None:
+            work = self._work
+        elif self.prepared.rest is not None:
             work = self.prepared.rest(self._moves)
         elif self._moves.rest is not None:
             work = self._moves.rest(transport)

@@ -273,7 +273,7 @@ class Collectives(Calling):
                 return coded
             given = bytes_of(x), bytes_of(every)
             moves = Copying(*given, onto_root(size, given[0].size, root, me)) if here([x]) else None
-            return exchange_of(["gather", root], [x], partial(gather, root=root), given, moves)
+            return exchange_of(["gather", root], [x], partial(gather, root=root), given, moves, early=True)
 
         def take() -> Taken:
             if me == root:

@@ -51,7 +51,7 @@ def bytes_of(gradient: Gradient) -> Any:
 def exchange_of(
     said: list[Any], gradients: Sequence[Gradient], act: Act, arrays: Sequence[Any],
     moves: PiggybackData | None = None, follows: bool = False,
-    tensors: tuple[tuple[str, str, str], ...] | None = None,
+    tensors: tuple[tuple[str, str, str], ...] | None = None, early: bool = False,
 ) -> Exchange:  # fmt: skip
     """What a call does.
 
@@ -60,6 +60,7 @@ def exchange_of(
         gradients: the arrays that ranks compare, or of which ``tensors`` says what they compare.
         act: what is done with ``arrays``.
         moves, follows: as of ``Exchange``, left out where the data are on a GPU.
+        early: as of ``Exchange``.
     """
     if tensors is None:
         tensors = tuple((g.spec.name, str(g.spec), g.spec.device) for g in gradients)
@@ -75,7 +76,7 @@ def exchange_of(
     def over(x: Any, result: Any) -> Callable[[Transport], Progress]:
         return with_arrays(*(given.reshape(-1).view(kind) for given, kind in zip((x, result), kinds)))
 
-    return Exchange(said, tensors, progress, moves, follows, over)
+    return Exchange(said, tensors, progress, moves, follows, over, early)
 
 
 def here(gradients: Sequence[Gradient]) -> bool:
@@ -292,7 +293,7 @@ def dense_alltoall(
         ["alltoall", gradients[0].spec.shape[0] if equal else None], gradients,
         lambda transport, x, out: calls.alltoall(transport, x, out, sends, receives, equal), [mine, every],
         Copying(mine, every, Parts(sends, receives, begins, lands, known=equal)) if here(gradients) else None,
-        tensors=((row.name, f"rows of {row}", row.device),),
+        tensors=((row.name, f"rows of {row}", row.device),), early=True,
     )  # fmt: skip
 
 

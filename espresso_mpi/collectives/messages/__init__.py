@@ -3,6 +3,7 @@
 Messages and memory:
 
 - ``transport``, ``connection``: send messages, with timeouts.
+- ``host_messages``: messages of host memory, started and awaited by compiled code.
 - ``gpu_messages``, ``gpu_calls``: messages of GPU memory.
 - ``window``, ``shared_memory``, ``window_places``: the shared window of a node, and its collectives.
 - ``shared_arrays``, ``large_sums``, ``joint``: arrays that all ranks of a node have mapped, and sums of large arrays.

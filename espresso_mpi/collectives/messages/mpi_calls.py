@@ -132,6 +132,7 @@ class Messages:
     Attributes:
         calls: int64, see ``ISEND``.
         flag: int32: whether all messages are through.
+        room: ``count``.
         in_flight: how many are under way.
     """
 
@@ -140,7 +141,7 @@ class Messages:
 
         self._bytes, status = MPI._sizeof(MPI.Request), MPI._sizeof(MPI.Status)
         self._requests, self._statuses = np.zeros(count * self._bytes, np.uint8), np.zeros(count * status, np.uint8)
-        self.flag, self.in_flight = np.zeros(1, np.int32), 0
+        self.flag, self.room, self.in_flight = np.zeros(1, np.int32), count, 0
         self.calls = np.array([
             _function("MPI_Isend"), _function("MPI_Irecv"), _function("MPI_Testall"), _handle(comm), _handle(MPI.BYTE),
             tag, self._bytes, self._requests.ctypes.data, self._statuses.ctypes.data, self.flag.ctypes.data,
@@ -148,15 +149,22 @@ class Messages:
 
     def through(self) -> bool:
         """Whether all messages are through."""
-        return all(self.is_through(number) for number in range(self.in_flight))
+        flag, requests = ctypes.c_int(0), ctypes.c_void_p(int(self.calls[REQUESTS]))
+        statuses = ctypes.c_void_p(int(self.calls[STATUSES]))
+        _check(_library().MPI_Testall(self.in_flight, requests, ctypes.byref(flag), statuses))
+        return bool(flag.value)
 
     def is_through(self, number: int) -> bool:
         """Whether the message with this number is through, of those in flight."""
         flag, address = ctypes.c_int(0), int(self.calls[REQUESTS]) + number * self._bytes
         status = ctypes.c_void_p(int(self.calls[STATUSES]))
-        error = _library().MPI_Test(ctypes.c_void_p(address), ctypes.byref(flag), status)
-        if error:
-            from mpi4py import MPI
-
-            raise MPI.Exception(error)
+        _check(_library().MPI_Test(ctypes.c_void_p(address), ctypes.byref(flag), status))
         return bool(flag.value)
+
+
+def _check(error: int) -> None:
+    """Raise the error that MPI has returned."""
+    if error:
+        from mpi4py import MPI
+
+        raise MPI.Exception(error)

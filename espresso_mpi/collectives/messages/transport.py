@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,10 @@ from .compiled_calls import DATA_TAG
 from .deadlock import DeadlockDetector
 from .failures import failure, named
 from .gpu_calls import GpuCalls
-from .gpu_messages import Addressed, GpuExchange, GpuMessages
+from .gpu_messages import GpuExchange, GpuMessages
+from .host_messages import Addressed, HostExchange, HostMessages
 from .leftovers import Leftover
+from .mpi_calls import Messages
 from .opening import Identity
 from .roll_call import RollCall
 from .topology import discover
@@ -37,13 +40,6 @@ a 1 Gbit link, 8 MiB both ways on each of two ranks: 140 ms in pieces of 60 KiB,
 _ABORT_TAG = 0x5E56
 _ABORT_BYTES = 2000
 _LOG = logging.getLogger("espresso_mpi")
-
-
-@dataclass(frozen=True)
-class Pending:
-    """An exchange of host memory in flight: (rank, request) of its messages."""
-
-    requests: list[tuple[int, Any]]
 
 
 @dataclass(frozen=True)
@@ -96,6 +92,7 @@ class Transport(GpuCalls):
         self.roll_call = RollCall(self._deadlocks, self.rank)
         self.gathers: dict[int, Any] = {}
         """What exchanges small messages between nodes, by the most bytes of one; see ``leader_gather``."""
+        self._host_messages = HostMessages(partial(Messages, comm, DATA_TAG), self._longest)
         testall = MPI.Request.Testall
         self.gpu_messages = GpuMessages(self._send_gpu, self._receive_gpu, testall, self._longest_gpu)
         self.waiter = Waiter(settings.timeout, oversubscribed, self.describe, self, self.advance)
@@ -194,7 +191,7 @@ class Transport(GpuCalls):
         self.finish(self.post(sends, receives, self.workspace))
 
     @named("starting to exchange messages")
-    def post(self, sends: Addressed, receives: Addressed, workspace: Workspace) -> Pending | GpuExchange:
+    def post(self, sends: Addressed, receives: Addressed, workspace: Workspace) -> HostExchange | GpuExchange:
         """Start to send and receive. Both ends must list their messages and post their exchanges in the same order.
 
         The messages of GPU memory start later: see ``gpu_messages``. If one end has GPU memory in an exchange, so has
@@ -204,13 +201,17 @@ class Transport(GpuCalls):
             workspace: where staging memory comes from; it has two buffers, so one more exchange may be posted before
                 this one is finished.
         """
+        self._count(sends)
         if any(device.device_of(a) == "gpu" for _, a in (*sends, *receives)):
-            self._count(sends)
             return self._post_gpu(sends, receives, workspace)
-        return Pending(self._start(sends, receives))
+        exchange = self._host_messages.start(sends, receives)
+        if exchange.error:
+            self.outlive(exchange)
+            self.raise_failed(exchange.error)
+        return exchange
 
     @named("exchanging messages")
-    def finish(self, pending: Pending | GpuExchange) -> None:
+    def finish(self, pending: HostExchange | GpuExchange) -> None:
         """Wait until everything is sent and received; kernels on the current stream can use GPU memory then.
 
         Raises:
@@ -219,15 +220,15 @@ class Transport(GpuCalls):
         if isinstance(pending, GpuExchange):
             self._finish_gpu(pending)
             return
-        requests = [request for _, request in pending.requests]
         try:
-            self.waiter.until(
-                lambda: self._mpi.Request.Testall(requests),
-                lambda: [rank for rank, request in pending.requests if request and not request.Test()],
-            )
+            if self.gpu_messages.under_way or not pending.polled(self.waiter):
+                if pending.error:
+                    self.raise_failed(pending.error)
+                self.waiter.until(pending.messages.through, pending.late)
         except BaseException:
-            self.outlive(requests)
+            self.outlive(pending)
             raise
+        self._host_messages.end(pending)
 
     def require_threads(self) -> None:
         """Raise ConfigError unless a second thread may call MPI."""
@@ -268,17 +269,6 @@ class Transport(GpuCalls):
     def location(self, rank: int) -> str:
         """See ``waiting.DeadlockCheck``."""
         return self._deadlocks.location(rank)
-
-    def _start(self, sends: Addressed, receives: Addressed) -> list[tuple[int, Any]]:
-        """(rank, request) of every message."""
-        self._count(sends)
-        each = (("Irecv", receives), ("Isend", sends))
-        return [
-            pair
-            for way, messages in each
-            for rank, array in messages
-            for pair in self._messages_of(way, rank, array, DATA_TAG, self._longest(rank))
-        ]
 
     def _count(self, sends: Addressed) -> None:
         for rank, array in sends:

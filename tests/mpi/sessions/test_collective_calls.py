@@ -175,7 +175,7 @@ def test_reduce_gives_the_root_the_result(world, session):
     "nodes", [[[0, 3, 2], [1]], [[0, 2], [1, 3]], [[0], [1, 3], [2]], [[0], [1], [2], [3]]], ids=str
 )
 def test_reduce_gives_the_root_the_bits_of_allreduce(world, open_session, monkeypatch, nodes):
-    monkeypatch.setattr(to_root, "_CHAIN", 1 << 20)  # float64 and not float32
+    monkeypatch.setattr(to_root, "_LARGE", 1 << 20)  # float64 and not float32
     monkeypatch.setattr(to_root, "_LEAST", 1 << 14)
     session = open_session(nodes=[own for ranks in nodes if (own := [r for r in sorted(ranks) if r < world.size])])
     x = np.random.default_rng(world.rank).standard_normal(200_001)
