@@ -22,7 +22,9 @@ from .ops.base import Data, idle, operations
 from .program import DecodeStep, EncodeStep, IdleStep, MoveStep, ProgramStep, compile_route, segments
 from .progress import Progress, interleave
 from .segment_run import HANDLERS, SegmentLog, SegmentRun
-from .tables.one_call import OneCall
+from .tables.gathered import gathered
+from .tables.node_call import NodeCall
+from .tables.one_call import OneCall, RepeatedTable
 from .tables.operations import OperationTable, described
 from .tables.running import PreparedRun, Run, TableRunner, obstacle
 from .tables.segments import segment_table
@@ -190,17 +192,27 @@ class Program:
         """What runs a tensor, in words: a table of operations, or Python."""
         return described("the plan has a schedule" if scheduled else obstacle(x, job) or self.table())
 
-    def one_call(self, x: Any, job: Job, recorder: Recorder, least: int) -> OneCall | None:
-        """What synchronises tensors on one node together with the exchange of headers, see ``OneCall``.
+    def one_call(
+        self, x: Any, job: Job, recorder: Recorder, least: int, room: Callable[[int], int]
+    ) -> RepeatedTable | None:
+        """What synchronises a tensor together with the exchange of headers.
 
         None if the program has several segments, Python must do a part of it, or other ranks notice something of it
-        before its first barrier.
+        before its first barrier; where each rank is alone on its node, if it does more than to gather payloads.
+
+        Args:
+            least: as of ``RepeatedTable``; room: as of ``NodeCall``.
         """
         runner = "" if self.count > 1 or obstacle(x, job) else self._runner(0)
         window = self._transport.window_on_host(self._transport.node)
-        if isinstance(runner, str) or not runner.halts or runner.table.stages or window is None:
+        if isinstance(runner, str) or runner.table.stages:
             return None
-        return OneCall(runner, window, job, x, recorder, least)
+        if window is not None:
+            return OneCall(window, runner, job, x, recorder, least) if runner.halts else None
+        messages = gathered(runner.table, self._transport.topology.size)
+        if messages is None or messages.nbytes > room(0):
+            return None
+        return NodeCall(messages, room, runner, job, x, recorder, least)
 
     def _runner(self, number: int) -> TableRunner | str:
         if number not in self._runners:

@@ -14,7 +14,8 @@ import numpy as np
 
 from ..collectives.executor import Program
 from ..collectives.job import Job
-from ..collectives.messages.agreement import floats
+from ..collectives.messages.agreed_nodes import ALIGN
+from ..collectives.messages.agreement import floats, gather_small
 from ..collectives.messages.transport import Transport
 from ..collectives.messages.window_places import SLOT
 from ..collectives.progress import interleave
@@ -34,7 +35,7 @@ _REPEATS = 5
 Ways = Callable[[int], tuple[Callable[[], object], Callable[[], object]]]
 """From a number of bytes to two functions, which send them with a header, and by the route after a header."""
 
-_LIMITS = MeasuredLimits("dense calls of up to %d bytes are piggybacked on their headers (measured)")
+_LIMITS = MeasuredLimits("calls of up to %d bytes are piggybacked on their headers (measured)")
 
 
 def room(transport: Transport) -> int:
@@ -67,6 +68,23 @@ def ways_of(
             interleave(program.segment(number, x, job, recorder) for number in range(program.count))
 
         return lambda: piggyback(x), apart
+
+    return ways
+
+
+def gathered(transport: Transport) -> Ways:
+    """The two ways of payloads that all ranks get."""
+    header, me, size = np.zeros(ALIGN, np.uint8), transport.rank, transport.topology.size
+
+    def ways(nbytes: int) -> tuple[Callable[[], object], Callable[[], object]]:
+        message, rows = np.zeros(ALIGN + nbytes, np.uint8), np.empty((size, nbytes), np.uint8)
+        others = [(rank, rows[rank]) for rank in range(size) if rank != me]
+
+        def apart() -> None:
+            gather_small(transport, header, header.size)
+            transport.exchange([(rank, message[ALIGN:]) for rank, _ in others], others)
+
+        return lambda: gather_small(transport, message, message.size), apart
 
     return ways
 

@@ -4,12 +4,16 @@ A call that was made before, as the only one of its rank, by a table of operatio
 node. The exchange of headers is that barrier. If the headers of all ranks announce the same call in the same way, the
 table goes on behind it, so that the agreement costs nothing of its own. Else the residuals are as before, and the round
 is an ordinary one. All of this is one compiled call, which is prepared once (``OneCall``).
+
+Where each rank is alone on its node, headers and payloads travel in the same messages, if all ranks get all payloads
+and ``piggyback_limit`` allows it (``NodeCall``).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,12 +23,13 @@ from ..collectives.executor import Program
 from ..collectives.job import Job
 from ..collectives.messages.transport import Transport
 from ..collectives.tables import interpreter, piggyback
-from ..collectives.tables.one_call import OneCall
+from ..collectives.tables.one_call import RepeatedTable
 from ..state.store import SyncState
 from ..tracing.recording import Recorder
+from . import piggyback_limit
 from .batches import Batch, Bucket
 from .calls import PendingCall
-from .fast_path import window_of
+from .fast_path import room, window_of
 
 _LARGEST = 1 << 18
 """Bytes of the tensors, up to which their residuals are copied for the case that the headers differ."""
@@ -46,7 +51,7 @@ class TablePiggyback:
         odd: whether there are such values. Then nothing was done.
     """
 
-    def __init__(self, prepared: OneCall, x: Any, job: Job, search: bool = False) -> None:
+    def __init__(self, prepared: RepeatedTable, x: Any, job: Job, search: bool = False) -> None:
         self._prepared, self._x, self._job, self._search = prepared, x, job, search
         self.met = self.odd = False
 
@@ -67,7 +72,7 @@ class TablePiggyback:
 class _Prepared:
     """A call that may take the fast path, and the state that it was prepared for."""
 
-    call: OneCall
+    call: RepeatedTable
     program: Program
     state: SyncState
     version: tuple[int, int, int]
@@ -97,12 +102,20 @@ class TablePiggybacks:
         """Let a call take the fast path from now on, if its only bucket is one compressed tensor of a small size."""
         small = bucket.dtype == "float32" and 4 * bucket.size <= _LARGEST
         alone = bucket.shares is not None and not bucket.strategy.route.sums_payloads
-        if call.number is not None and alone and small and self._window is not None:
+        if call.number is not None and alone and small and (self._window is not None or self._between_nodes(bucket)):
             self._buckets[call.number] = bucket
             if bucket.compressor is not None and bucket.compressor.at(None) is bucket.compressor:
                 self._settled.add(call.number)
             if call.batch is not None and not call.batch.bounded and not call.batch.exact:
                 self._batches[id(call.batch)] = call.batch
+
+    def _between_nodes(self, bucket: Bucket) -> bool:
+        """Whether ranks that are alone on their nodes may show the payload of a tensor. Collective."""
+        transport = self._transport
+        if bucket.compressor is None or not 1 < len(transport.topology.nodes) == transport.topology.size:
+            return False
+        nbytes = bucket.compressor.at(None).nbytes(bucket.size)
+        return piggyback_limit.fits(nbytes, transport, bucket.strategy.route, piggyback_limit.gathered(transport))
 
     def bucket_of(self, number: int) -> Bucket | None:
         """The tensor of a call that may take the fast path."""
@@ -131,7 +144,7 @@ class TablePiggybacks:
             return None
         known = self._prepared.get(number)
         if known is None or not known.fits(program, state):
-            call = program.one_call(x, job, self._recorder, self._least)
+            call = program.one_call(x, job, self._recorder, self._least, partial(room, transport=self._transport))
             if call is None:
                 return None
             self._prepared.pop(number, None)

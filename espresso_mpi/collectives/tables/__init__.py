@@ -8,6 +8,7 @@
 - ``interpreter``: the function without the GIL that runs a table.
 - ``running``: runs a table in progress steps.
 - ``one_call``, ``piggyback``: run a small call that is made again, together with the exchange of headers.
+- ``node_call``, ``gathered``: the same where each rank is alone on its node.
 - ``describing``: the table for ranks that are only described.
 
 May import: the modules of ``collectives`` that a segment needs, and the layers below them; no module that runs

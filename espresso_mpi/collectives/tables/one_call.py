@@ -6,7 +6,9 @@ sets the address of its array, the keys of its random bits, and its header.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -24,23 +26,20 @@ from .running import TableRunner, compiled_messages, count_cut, intervals_of, ke
 _ALIGN = 64
 
 
-class OneCall:
-    """The synchronisation of one small tensor on one node, prepared for any number of steps.
+class RepeatedTable:
+    """The synchronisation of one small tensor, prepared for any number of steps.
 
     Args:
-        runner: runs the table; ``halts`` holds, and nothing of it is Python's.
-        window: of the node; all ranks are on it.
+        runner: runs the table; nothing of it is Python's.
         job: of the first of the steps; seed and step are given anew with each.
         x: the array of the first step; flat float32.
         recorder: gets the times.
         least: magnitudes from which values cannot be summed, as the bits of float32.
     """
 
-    def __init__(
-        self, runner: TableRunner, window: SharedWindow, job: Job, x: np.ndarray, recorder: Recorder, least: int
-    ) -> None:
+    def __init__(self, runner: TableRunner, job: Job, x: np.ndarray, recorder: Recorder, least: int) -> None:
         table = runner.table
-        self._runner, self._window, self._least = runner, window, least
+        self._runner, self._least = runner, least
         self._residuals = residuals_of(runner, [x], [job])
         self._copies = [None if kept is None else np.empty_like(kept) for kept in self._residuals]
         self._buffers = [np.empty(max(room, _ALIGN), np.uint8) for room in table.room]
@@ -56,8 +55,6 @@ class OneCall:
         self._ledger = Ledger(recorder, intervals, table.marks + piggyback.MARKS)
         self._state = np.zeros(interpreter.STATE + 1, np.int64)
         self._messages = compiled_messages(runner.transport, table)
-        self._heads, self._sizes = np.empty(0, np.uint8), np.empty(len(runner.transport.node), np.int64)
-        self._header: np.ndarray | None = None
         self._setup = self._prepared(x.size)
         self._job = job
 
@@ -76,6 +73,17 @@ class OneCall:
                 setup += [BUFFERS + 1 + number, device.begin_of(copy), kept.nbytes]
         return np.array(setup, np.int64)
 
+    def _set(self, x: np.ndarray, job: Job, search: bool) -> None:
+        """A step begins; arguments: as of ``run``."""
+        setup, places, table, state = self._setup, self._places, self._runner.table, self._state
+        self._job = job
+        setup[piggyback.LEAST] = self._least if search else 0
+        places[BUFFERS] = device.begin_of(x)
+        if table.drawn:
+            places[self._keys :] = keys_of(table, [job])
+        state.fill(0)
+        state[interpreter.MODE] = piggyback.BEGINS
+
     def run(self, x: np.ndarray, job: Job, header: np.ndarray, ignored: int, search: bool) -> int:
         """Synchronise an array if all ranks show the same header.
 
@@ -93,27 +101,60 @@ class OneCall:
         Raises:
             RankTimeoutError: a rank did not come within the timeout; TransportError: MPI failed.
         """
-        state, setup, places, table = self._state, self._setup, self._places, self._runner.table
-        if header is not self._header:
-            self._take(header)
-        self._job = job
-        setup[headers.IGNORED], setup[piggyback.LEAST] = ignored, self._least if search else 0
-        places[BUFFERS] = device.begin_of(x)
-        if table.drawn:
-            places[self._keys :] = keys_of(table, [job])
-        state.fill(0)
-        state[interpreter.MODE] = piggyback.BEGINS
+        self._set(x, job, search)
         try:
-            why = self._run()
+            return self._run(header, ignored)
         except BaseException:
-            if state[interpreter.MODE] != interpreter.RUNS:
+            if self._state[interpreter.MODE] != interpreter.RUNS:
                 self.undo()
             raise
+
+    @abstractmethod
+    def _run(self, header: np.ndarray, ignored: int) -> int:
+        """See ``run``."""
+
+    @property
+    @abstractmethod
+    def headers(self) -> Sequence[np.ndarray]:
+        """What all ranks have shown, whose headers differ; each begins with its header."""
+
+    def undo(self) -> None:
+        """Leave the residuals as they were."""
+        for kept, before in zip(self._residuals, self._copies):
+            if kept is not None and before is not None:
+                kept[:] = before
+
+    def record(self) -> None:
+        """Record the times of a step that has ended, its bytes, and values that were cut."""
+        self._ledger.note((self._job.step,))
+        count_cut([self._job], self._state)
+
+
+class OneCall(RepeatedTable):
+    """On one node whose ranks share memory: the headers are compared at the first barrier of the table.
+
+    Args:
+        window: of the node; all ranks are on it.
+        runner: ``halts`` holds.
+        others: as of ``RepeatedTable``.
+    """
+
+    def __init__(self, window: SharedWindow, runner: TableRunner, *others: Any) -> None:
+        super().__init__(runner, *others)
+        self._window = window
+        self._heads, self._sizes = np.empty(0, np.uint8), np.empty(len(runner.transport.node), np.int64)
+        self._header: np.ndarray | None = None
+
+    def _run(self, header: np.ndarray, ignored: int) -> int:
+        if header is not self._header:
+            self._take(header)
+        self._setup[headers.IGNORED] = ignored
+        why = self._go()
         if why != piggyback.ODD:
             self._window.bytes_sent += header.size * (self._sizes.size - 1)
         return why
 
-    def _run(self) -> int:
+    def _go(self) -> int:
         state, table, window, transport = self._state, self._runner.table, self._window, self._runner.transport
         waiter = transport.waiter
         while True:
@@ -138,18 +179,11 @@ class OneCall:
 
     @property
     def headers(self) -> Sequence[np.ndarray]:
-        """The headers of all ranks, which differ."""
+        """See ``RepeatedTable``."""
         width = int(self._setup[headers.WIDTH])
         return [self._heads[r * width : r * width + size] for r, size in enumerate(self._sizes.tolist())]
 
-    def undo(self) -> None:
-        """Leave the residuals as they were."""
-        for kept, before in zip(self._residuals, self._copies):
-            if kept is not None and before is not None:
-                kept[:] = before
-
     def record(self) -> None:
-        """Record the times of a step that has ended, its bytes, and values that were cut."""
+        """See ``RepeatedTable``."""
         self._runner.transport.count_sent(self._runner.table.posted, self._runner.table.window, self._window)
-        self._ledger.note((self._job.step,))
-        count_cut([self._job], self._state)
+        super().record()

@@ -44,6 +44,19 @@ def _keep(setup, places):  # type: ignore[no-untyped-def]
 
 
 @host.inline
+def begin(setup, rows, parameters, places, marks, flags, window, flag, mpi, state, pace):  # type: ignore[no-untyped-def]
+    """Run up to the first barrier; returns ``HALTED`` there, ``ODD``, or another reason. Arguments: as of ``run``."""
+    if state[MODE] == BEGINS:
+        _note(marks, SEARCHED, state)
+        if setup[LEAST] and not in_range(places[setup[ARRAY]], setup[ELEMENTS], setup[LEAST]):
+            return ODD
+        _note(marks, SEARCHED_UNTIL, state)
+        _keep(setup, places)
+        state[MODE] = HALTS
+    return interpreter.run(rows, parameters, places, marks, flags, window, flag, mpi, state, pace)
+
+
+@host.inline
 def run(setup, heads, sizes, rows, parameters, places, marks, flags, window, flag, mpi, state, pace):  # type: ignore[no-untyped-def]
     """Begin or go on; returns why it stopped: ``AT_BARRIER``, ``AT_MESSAGES``, ``FAILED``, ``ENDED``, or see above.
 
@@ -53,15 +66,8 @@ def run(setup, heads, sizes, rows, parameters, places, marks, flags, window, fla
         rows, parameters, places, marks, flags, window, flag, mpi, state, pace: see ``interpreter.run``; ``marks`` has
             ``MARKS`` rows more.
     """
-    if state[MODE] == BEGINS:
-        _note(marks, SEARCHED, state)
-        if setup[LEAST] and not in_range(places[setup[ARRAY]], setup[ELEMENTS], setup[LEAST]):
-            return ODD
-        _note(marks, SEARCHED_UNTIL, state)
-        _keep(setup, places)
-        state[MODE] = HALTS
-    if state[MODE] == HALTS:
-        why = interpreter.run(rows, parameters, places, marks, flags, window, flag, mpi, state, pace)
+    if state[MODE] in (BEGINS, HALTS):
+        why = begin(setup, rows, parameters, places, marks, flags, window, flag, mpi, state, pace)
         if why != HALTED:
             return why
         _note(marks, ASKED, state)

@@ -26,7 +26,8 @@ from ..residuals import Residuals
 from . import interpreter
 from .operations import BUFFERS, Code, KeptMemory, OperationTable
 
-_NO_FLAGS, _NO_WINDOW = np.zeros(1, np.int64), np.zeros(6, np.int64)
+NO_FLAGS, NO_WINDOW = np.zeros(1, np.int64), np.zeros(6, np.int64)
+"""For tables that use no window."""
 
 
 class _NoMessages:
@@ -205,7 +206,7 @@ class Active:
     def _compiled(self) -> int:
         """Run the compiled function once."""
         table, state, messages, window = self._table, self._state, self._messages, self._window
-        flags, places = _NO_FLAGS, _NO_WINDOW
+        flags, places = NO_FLAGS, NO_WINDOW
         if window is not None:
             flags, places = window.flags, window.places
             state[interpreter.EPOCH], state[interpreter.USES] = window.position

@@ -170,9 +170,11 @@ def test_the_environment_variable_is_checked(world, monkeypatch):
         Session(world)
 
 
-def test_a_call_whose_payload_has_been_shown_in_vain_leaves_the_residual(world, open_session):
+@pytest.mark.parametrize("alone", [False, True], ids=["one node", "each on its node"])
+def test_a_call_whose_payload_has_been_shown_in_vain_leaves_the_residual(world, open_session, alone):
     """After a first step, every rank encodes before the headers meet; here they differ, and later agree."""
-    session, twin = (open_session(compressor="onebit", seed=7) for _ in range(2))
+    layout = {"nodes": [[rank] for rank in range(world.size)], "route": "flat-allgather"} if alone else {}
+    session, twin = (open_session(compressor="onebit", seed=7, **layout) for _ in range(2))
     for step in range(3):
         first, second = values(world.rank, step, 900), values(world.rank, step + 10, 900)
         expected = [twin.sync({"w": first.copy()})["w"], twin.sync({"v": second.copy()})["v"]]

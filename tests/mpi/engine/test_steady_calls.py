@@ -12,11 +12,15 @@ from espresso_mpi import Session
 from espresso_mpi.collectives.bucket_program import BucketProgram
 from espresso_mpi.collectives.executor import Program
 from espresso_mpi.collectives.messages.switches import EXECUTOR
-from espresso_mpi.collectives.tables.one_call import OneCall
+from espresso_mpi.collectives.tables.node_call import NodeCall
+from espresso_mpi.collectives.tables.one_call import OneCall, RepeatedTable
 from espresso_mpi.engine import negotiation
 from espresso_mpi.errors import EspressoError, NonFiniteError, RankTimeoutError
 
 pytestmark = pytest.mark.mpi(min_size=2)
+
+small = []
+"""What has run small calls again, in order."""
 
 SIZES = {"a": 5003, "tiny": 7, "b": 900, "small": 60, "c": 2111}
 
@@ -25,10 +29,11 @@ SIZES = {"a": 5003, "tiny": 7, "b": 900, "small": 60, "c": 2111}
 def again(monkeypatch):
     """The runs of what was prepared, in order: the elements of a call's tensors, or of the one of a small call."""
     found = []
-    run = OneCall.run
+    run = RepeatedTable.run
 
     def of_one(self, x, *rest):
         found.append((x.size,))
+        small.append(type(self))
         return run(self, x, *rest)
 
     def counted(repeat):
@@ -38,7 +43,8 @@ def again(monkeypatch):
 
         return of_some
 
-    monkeypatch.setattr(OneCall, "run", of_one)
+    small.clear()
+    monkeypatch.setattr(RepeatedTable, "run", of_one)
     for program in (BucketProgram, Program):
         monkeypatch.setattr(program, "repeat", counted(program.repeat))
     return found
@@ -171,9 +177,16 @@ def of_one(torch):
     return call
 
 
-@pytest.mark.parametrize("nodes", [0, 1])
+def layout(world, nodes):
+    """Options of one node, of two, and of one for each rank."""
+    if nodes < 2:
+        return {"nodes": node_layouts(world.size)[nodes]}
+    return {"nodes": [[rank] for rank in range(world.size)], "route": "flat-allgather"}
+
+
+@pytest.mark.parametrize("nodes", [0, 1, 2])
 def test_small_calls_and_what_comes_between(world, monkeypatch, again, nodes):
-    """Of one node, and of two, where no payload is piggybacked."""
+    """Payloads are piggybacked where all ranks are on one node, and where each one is alone on its node."""
 
     def odd(session, real):
         with pytest.raises(NonFiniteError, match=f"rank {world.size - 1}"):
@@ -184,9 +197,10 @@ def test_small_calls_and_what_comes_between(world, monkeypatch, again, nodes):
         lambda session, step: one(session, step, 2999), one, one,
         odd_on_the_last_rank(odd), one, reloaded, one, one, several, one,
     ]  # fmt: skip
-    options = {"compressor": "int8:rounding=stochastic", "nodes": node_layouts(world.size)[nodes]}
+    options = {"compressor": "int8:rounding=stochastic", **layout(world, nodes)}
     ran = same_as_python(world, monkeypatch, again, calls, **options)
     assert [step for step, found in enumerate(ran) if found == [(3000,)]] == [1, 2, 3, 5, 6, 8, 10, 11, 13]
+    assert set(small) == ({OneCall} if nodes == 0 else {NodeCall} if nodes == 2 or world.size == 2 else set())
 
 
 @pytest.mark.parametrize("nodes", [0, 1])
@@ -198,17 +212,19 @@ def test_tensors_that_are_dense_at_first(world, monkeypatch, again, nodes):
         assert [step for step, found in enumerate(ran) if found == [what]] == [4, 5, 6]
 
 
-def test_parameters_with_a_schedule_change(world, monkeypatch, again):
-    options = {"compressor": "onebit:block=64~128@3/1"}
+@pytest.mark.parametrize("nodes", [0, 2])
+def test_parameters_with_a_schedule_change(world, monkeypatch, again, nodes):
+    options = {"compressor": "onebit:block=64~128@3/1", **layout(world, nodes)}
     ran = same_as_python(world, monkeypatch, again, [one] * 7, **options)
     assert [step for step, found in enumerate(ran) if found] == [1, 2, 3, 4, 5, 6]  # each by the program of its step
     ran = same_as_python(world, monkeypatch, again, [several] * 6, **options)
     assert not any(ran)
 
 
-def test_a_rank_that_does_not_make_the_call_is_named(world):
+@pytest.mark.parametrize("nodes", [0, 2])
+def test_a_rank_that_does_not_make_the_call_is_named(world, nodes):
     """The others wait inside the compiled call."""
-    last, session = world.size - 1, Session(world, compressor="onebit", min_bytes=0, timeout=3)
+    last, session = world.size - 1, Session(world, compressor="onebit", min_bytes=0, timeout=3, **layout(world, nodes))
     for step in range(3):
         one(session, step)
     world.Barrier()
@@ -243,10 +259,12 @@ def test_a_push_of_the_same_memory_meanwhile(world, open_session):
         assert (handle.wait() == expected[1]).all()
 
 
-def test_numbers_of_calls_are_forgotten_by_all_at_once(world, monkeypatch):
+@pytest.mark.parametrize("nodes", [0, 2])
+def test_numbers_of_calls_are_forgotten_by_all_at_once(world, monkeypatch, nodes):
     """While one rank makes a call that would be piggybacked on its header, and the others make more than that one."""
     monkeypatch.setattr(negotiation, "_KNOWN", 6)
-    session, rank = Session(world, compressor="onebit", min_bytes=0, timeout=10), world.rank
+    rank = world.rank
+    session = Session(world, compressor="onebit", min_bytes=0, timeout=10, **layout(world, nodes))
     mean = (world.size - 1) / 2
 
     def pushed(period):
