@@ -28,6 +28,10 @@ POWERSGD_DENSE = 10
 _WARM = 6
 """Steps of a run that is thrown away, so that kernels are compiled before the clock runs."""
 
+_STILL = 1e-6
+"""By which the learning rate is multiplied in runs whose result has no use: they are too short for what some optimizers
+need of their first steps, and would diverge."""
+
 
 class Averaging:
     """Gradients are averaged by DDP or by this library: a ``loss_curves.Method``."""
@@ -55,11 +59,13 @@ class Training:
     Args:
         steps: of the run, which schedules of learning rates and warm-ups depend on.
         gloo: the process group of ways that need it.
+        scale: by which the learning rate is multiplied.
     """
 
     def __init__(
-        self, comm: Any, data: Dataset, settings: AccuracySettings, way: Way, seed: int, steps: int, gloo: Any
-    ) -> None:
+        self, comm: Any, data: Dataset, settings: AccuracySettings, way: Way, seed: int, steps: int, gloo: Any,
+        scale: float = 1.0,
+    ) -> None:  # fmt: skip
         workload = workload_of(settings.workload)
         optimizer = way.optimizer(workload.optimizer)
         self.lr = workload.rates[optimizer] if settings.lr is None else settings.lr
@@ -70,7 +76,7 @@ class Training:
         self.replica = Replica(model, local, momentum_of(local, compressor), threads)
         require_same_start(comm, data.digest, self.replica.digest(), "torch")
         self.batches = data.batches(comm.size, comm.rank, seed, settings.batch)
-        self.steps, self._done = steps, 0
+        self.steps, self._scale, self._done = steps, scale, 0
         self.method, self.close = self._method(comm, way, seed, steps, gloo)
 
     def _method(self, comm: Any, way: Way, seed: int, steps: int, gloo: Any) -> tuple[Method, Callable[[], object]]:
@@ -83,7 +89,7 @@ class Training:
 
     def rate(self, step: int) -> float:
         """Learning rate of a step."""
-        return learning_rate(step, self.steps, self.lr, WARMUP)
+        return self._scale * learning_rate(step, self.steps, self.lr, WARMUP)
 
     def advance(self) -> None:
         """The next step."""
@@ -111,7 +117,7 @@ def train(
 
 
 def _warm_up(comm: Any, data: Dataset, settings: AccuracySettings, way: Way, gloo: Any) -> None:
-    training = Training(comm, data, settings, way, 0, _WARM, gloo)
+    training = Training(comm, data, settings, way, 0, _WARM, gloo, _STILL)
     for _ in range(_WARM):
         training.advance()
     training.method.finish()
@@ -126,7 +132,7 @@ def time_steps(
     Each way makes a short run of its own, of as many steps as there are repetitions, with the same shares of warm-up
     and of local steps as a long one.
     """
-    trainings = [Training(comm, data, settings, way, 0, repetitions.repeats, gloo) for way in ways]
+    trainings = [Training(comm, data, settings, way, 0, repetitions.repeats, gloo, _STILL) for way in ways]
     sent = [[sum(training.method.sent().values()) for training in trainings]]
     seconds = in_turns(
         comm,
