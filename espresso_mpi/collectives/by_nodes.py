@@ -162,11 +162,12 @@ class _Alltoall:
         transport = self.transport
         near = transport.post(self._into_node(), self._from_node(), self.workspace)
         early = [(s, self._block(s)) for s in self.onward if not _together(self.node, self.block)]
-        first = transport.post([(self._head(s), b) for s, b in early], self._from_far(), self.workspace)
+        receives, late = self._from_far()
+        first = transport.post([(self._head(s), b) for s, b in early], receives, self.workspace)
         _view((self.out, *self.receives[self.me]))[:] = self._block(self.me)
         yield
         transport.finish(near)
-        rest = transport.post(self._onward(), [], self.workspace)
+        rest = transport.post(self._onward(), late, self.workspace)
         yield
         transport.finish(first)
         transport.finish(rest)
@@ -205,7 +206,7 @@ class _Alltoall:
                 found += [(self._head(s), _view(self.staged[s, r])) for r in self.node if r != self.me]
         return found
 
-    def _from_far(self) -> list[tuple[int, Any]]:
+    def _from_far(self) -> tuple[list[tuple[int, Any]], list[tuple[int, Any]]]:
         """What comes from the other nodes: what ``progress`` sends first, then the rest."""
         first, rest = [], []
         for ranks in self.far if self.leads else []:
@@ -216,7 +217,7 @@ class _Alltoall:
                     continue
                 first.append((head, _view(self.arriving[s, head])))
                 rest += [(head, _view(self.arriving[s, r])) for r in ranks if r != head]
-        return first + rest
+        return first, rest
 
     def _handed_on(self) -> tuple[list[tuple[int, Any]], list[tuple[int, Any]]]:
         """What this rank has received for others, and what another one has received for it."""

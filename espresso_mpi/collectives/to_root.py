@@ -62,17 +62,15 @@ def _by_nodes(transport: Transport, own: Any, every: Any, root: int) -> Progress
     near = transport.post(
         [] if collects else [(head, own)], [(rank, together[node.index(rank)]) for rank in mates], workspace
     )
-    last = transport.post(
-        [], [(first, beyond[a:b]) for (first, _), (a, b) in zip(far, itertools.pairwise(edges))], workspace
-    )
     if collects:
         together[node.index(me)] = own
     yield
     transport.finish(near)
-    onward = transport.post([(root, together.reshape(-1))] if collects and me != root else [], [], workspace)
+    onward = [(root, together.reshape(-1))] if collects and me != root else []
+    rest = [(first, beyond[a:b]) for (first, _), (a, b) in zip(far, itertools.pairwise(edges))]
+    last = transport.post(onward, rest, workspace)
     yield
     transport.finish(last)
-    transport.finish(onward)
     if me == root:
         rows = every.reshape(topology.size, size)
         rows[list(node)] = together
@@ -157,14 +155,12 @@ def _by_others(transport: Transport, move: Move | None, data: Data) -> Progress:
     own = parts.get(me, Dense(0, 0))
     sums = data.workspace.array("sums", region.size if me == root else 0, data.x.dtype, "cpu")
     at = {member: slice(part.start - region.start, part.stop - region.start) for member, part in parts.items()}
-    receives = [(move.group[member], sums[at[member]]) for member in others] if me == root else []
-    results = transport.post([], receives, data.workspace)
     owned = [[parts.get(member, Dense(0, 0))] for member in range(len(move.group))]
     yield from scatter.bind_sums(transport, move, owned)(data)
     sends = [(move.group[root], data.x[own.start : own.stop])] if me != root else []
-    pending = transport.post(sends, [], data.workspace)
+    receives = [(move.group[member], sums[at[member]]) for member in others] if me == root else []
+    pending = transport.post(sends, receives, data.workspace)
     yield
     transport.finish(pending)
-    transport.finish(results)
     if me == root:
         data.x[region.start : region.stop] = sums

@@ -26,6 +26,7 @@ from ..collectives.tables import interpreter, piggyback
 from ..collectives.tables.one_call import RepeatedTable
 from ..state.store import SyncState
 from ..tracing.recording import Recorder
+from ..types import Collective
 from . import piggyback_limit
 from .batches import Batch, Bucket
 from .calls import PendingCall
@@ -113,6 +114,8 @@ class TablePiggybacks:
         """Whether ranks that are alone on their nodes may show the payload of a tensor. Collective."""
         transport = self._transport
         if bucket.compressor is None or not 1 < len(transport.topology.nodes) == transport.topology.size:
+            return False
+        if [step.op for step in bucket.strategy.route.steps if isinstance(step, Collective)] != ["allgather"]:
             return False
         nbytes = bucket.compressor.at(None).nbytes(bucket.size)
         return piggyback_limit.fits(nbytes, transport, bucket.strategy.route, piggyback_limit.gathered(transport))

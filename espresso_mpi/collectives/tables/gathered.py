@@ -42,7 +42,7 @@ def gathered(table: OperationTable, ranks: int) -> Gathered | None:
     if len(sends) != ranks - 1 or len(receives) != ranks - 1 or len(given) != 1 or len(nbytes) != 1:
         return None
     ((buffer, offset, size),) = given
-    if offset:
+    if offset or any(operation.buffer == buffer for operation in receives):
         return None
     rows = table.rows.copy()
     rows[waits[0], 0] = Code.MEET

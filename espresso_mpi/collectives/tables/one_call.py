@@ -105,7 +105,7 @@ class RepeatedTable:
         try:
             return self._run(header, ignored)
         except BaseException:
-            if self._state[interpreter.MODE] != interpreter.RUNS:
+            if self._state[interpreter.MODE] in (interpreter.HALTS, piggyback.MEETS):  # there are copies
                 self.undo()
             raise
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from session_cases import node_layouts
 
 from espresso_mpi.collectives import by_nodes, calls, to_root
 from espresso_mpi.compressors import get
@@ -184,6 +185,30 @@ def test_reduce_gives_the_root_the_bits_of_allreduce(world, open_session, monkey
         every = session.allreduce(mine.copy(), op=op)
         found = session.reduce(mine.copy(), op=op, root=root)
         assert world.rank != root or found.tobytes() == every.tobytes()
+
+
+@pytest.mark.parametrize("layout", [1, -1], ids=["pairs", "uneven"])
+def test_messages_of_calls_that_are_under_way_together_stay_apart(world, open_session, monkeypatch, layout):
+    """Each rank posts its receives in the progress step in which the other end sends."""
+    monkeypatch.setattr(calls, "_MANY", 2)
+    for name, nbytes in (("_LARGE", 1 << 16), ("_LEAST", 1 << 14)):
+        monkeypatch.setattr(to_root, name, nbytes)
+    alone = [[rank] for rank in range(world.size)]
+    for nodes in (node_layouts(world.size)[layout], alone):
+        session, me, ranks = open_session(nodes=nodes), world.rank, np.arange(world.size)
+        for _ in range(3):
+            sums = [np.full(60_000, me + 10.0 * root, np.float32) for root in range(2)]
+            handles = [session.reduce(x, op="sum", root=r, name=f"{r}", blocking=False) for r, x in enumerate(sums)]
+            gathered = session.gather(np.full(100, me, np.uint8), root=1, blocking=False)
+            blocks = session.alltoall(np.repeat(ranks + 100 * me, 50), blocking=False)
+            mean = session.push("mean", np.full(60_000, float(me), np.float32))
+            for root, handle in enumerate(handles):
+                found = handle.wait()
+                assert me != root or (found == ranks.sum() + 10.0 * root * world.size).all()
+            found = gathered.wait()
+            assert me != 1 or (found == np.repeat(ranks, 100)).all()
+            assert (blocks.wait() == np.repeat(100 * ranks + me, 50)).all()
+            assert (mean.wait() == np.float32(ranks.mean())).all()
 
 
 @pytest.mark.parametrize("compressor", ["fp16", "int8", "onebit"])
