@@ -13,7 +13,8 @@ import numpy as np
 
 from ..arrays.buffers import Gradient
 from ..arrays.device import Arrival
-from ..collectives.messages.agreement import fingerprint
+from ..collectives.messages.agreement import fingerprint, gather_small
+from ..collectives.messages.part_sizes import size_error, unequal
 from ..collectives.messages.transport import Transport
 from ..collectives.progress import Progress, Segment
 from ..collectives.ranges import GpuSearch
@@ -36,6 +37,7 @@ class Exchange:
         follows: whether ``progress`` is to run after ``moves`` all the same, because ranks only agree by them.
         over: makes ``progress`` for other arrays of the same shapes and types: for what is given, and for the result.
         early: whether the first progress step waits for nothing.
+        sizes: as of ``sizes_of``, which all ranks compare before data move; None: they fit.
     """
 
     said: Any
@@ -45,6 +47,7 @@ class Exchange:
     follows: bool = False
     over: Callable[[Any, Any], Callable[[Transport], Progress]] | None = None
     early: bool = False
+    sizes: np.ndarray | None = None
 
     @cached_property
     def digest(self) -> bytes:
@@ -57,7 +60,11 @@ class Exchange:
             transport.choose_device_way()
 
         def progress() -> Progress:
-            yield from self.progress(transport)
+            if self.sizes is not None:
+                found = unequal(gather_small(transport, self.sizes, self.sizes.size))
+                call.error = None if found is None else size_error(call.title, transport, found)
+            if call.error is None:
+                yield from self.progress(transport)
             done([call])
 
         return Segment(call.title, 0, iter([progress()]), lambda: True)

@@ -19,10 +19,11 @@ from ..collectives.messages import agreed_copies
 from ..collectives.messages.agreed import Agreed, AgreedCopies, AgreedReductions, AgreedSums, How, Parts
 from ..collectives.messages.agreed_nodes import NodeAgreement, NodeSums
 from ..collectives.messages.mpi_reduction import operator_of
+from ..collectives.messages.part_sizes import size_error
 from ..collectives.messages.transport import Transport
 from ..collectives.messages.window import SharedWindow
 from ..collectives.progress import Progress
-from ..errors import EspressoError, MismatchError
+from ..errors import EspressoError
 from ..tracing.ledger import Ledger, LedgerInterval
 from ..tracing.recording import Recorder
 from . import fast_path
@@ -202,11 +203,13 @@ class Agreeing:
 
     Args:
         rest: what is done once they have agreed; None: nothing.
-        early: as of ``Exchange``.
+        early, sizes: as of ``Exchange``.
     """
 
-    def __init__(self, rest: Callable[[Transport], Progress] | None = None, early: bool = False) -> None:
-        self.rest, self.early = rest, early
+    def __init__(
+        self, rest: Callable[[Transport], Progress] | None = None, early: bool = False, sizes: np.ndarray | None = None
+    ) -> None:
+        self.rest, self.early, self._sizes = rest, early, sizes
 
     def prepared(self, transport: Transport, window: SharedWindow, recorder: Recorder) -> PreparedCall:
         """See ``PiggybackData``."""
@@ -214,6 +217,8 @@ class Agreeing:
 
     def begin(self, agreed: AgreedCopies | NodeAgreement, header: np.ndarray, ignored: int) -> bool:
         """See ``PiggybackData``."""
+        if isinstance(agreed, NodeAgreement):
+            return agreed.agree(header, ignored, self._sizes)
         return agreed.agree(header, ignored)
 
 
@@ -235,7 +240,7 @@ class DensePiggyback:
         self._transport, self.prepared, self._moves, self._begun = transport, prepared, moves, begun
         self.met, self.agreed = 0.0, _NOT_YET
         self._work: Progress | None = None
-        if begun and isinstance(moves, Agreeing) and moves.early:
+        if begun and isinstance(moves, Agreeing) and moves.early and prepared.agreed.done().unequal is None:
             self._start()
 
     def _start(self) -> None:
@@ -261,6 +266,8 @@ class DensePiggyback:
 
     def rest(self, transport: Transport) -> Progress:
         """What is to be done now that all ranks have met."""
+        if self.agreed.unequal is not None:
+            return
         if self._work is not None:
             work = self._work
         elif self.prepared.rest is not None:
@@ -284,14 +291,10 @@ class DensePiggyback:
 
     def problem(self, title: str) -> EspressoError | None:
         """What is wrong with the call, the same on all ranks; None: it is done."""
-        if self.agreed.unequal is None:
-            return None
-        transport = self._transport
-        giver, taker = (transport.describe(transport.node[member]) for member in self.agreed.unequal)
-        return MismatchError(
-            f"{title}: what {giver} sends to {taker} has another size than what that rank expects; the splits of the "
-            f"one must be what the other has received= for it"
-        )
+        found = self.agreed.unequal
+        if found is not None and not isinstance(self.prepared.agreed, NodeAgreement):
+            found = self._transport.node[found[0]], self._transport.node[found[1]]
+        return None if found is None else size_error(title, self._transport, found)
 
 
 class DensePiggybacks:
@@ -307,9 +310,11 @@ class DensePiggybacks:
         self.known: dict[int, PreparedCall] = {}
         self.moves_data = window is not None
 
-    def remember(self, number: int | None, moves: PiggybackData | None) -> None:
-        """A collective begins on the ordinary path; from now on it may be piggybacked."""
+    def remember(self, number: int | None, moves: PiggybackData | None, sizes: np.ndarray | None = None) -> None:
+        """A collective begins on the ordinary path, and may be piggybacked later. ``sizes``: as of ``Exchange``."""
         transport, window = self._transport, self._window
+        if window is None and sizes is not None and sizes.size > self._room(0):
+            return
         if number is None or moves is None or transport.topology.size == 1 or number in self.known:
             return
         if window is not None:
@@ -320,9 +325,9 @@ class DensePiggybacks:
     def _room(self, header_size: int) -> int:
         return fast_path.room(header_size, self._transport)
 
-    def data_of(self, moves: PiggybackData) -> PiggybackData:
-        """What is piggybacked of a call."""
-        return moves if self.moves_data else NOTHING
+    def data_of(self, moves: PiggybackData, sizes: np.ndarray | None) -> PiggybackData:
+        """What is piggybacked of a call; arguments: as of ``Exchange``."""
+        return moves if self.moves_data else NOTHING if sizes is None else Agreeing(sizes=sizes)
 
     def of(self, number: int | None) -> PreparedCall | None:
         """What runs a collective."""

@@ -144,7 +144,7 @@ class Dispatcher(Piggybacking):
 
     def begin_exchange(self, call: PendingCall, exchange: Exchange) -> None:
         """Queue a call that is no mean of gradients."""
-        self._dense.remember(call.number, exchange.moves)
+        self._dense.remember(call.number, exchange.moves, exchange.sizes)
         self.running[call], call.left = None, 1
         self.runner.add(exchange.segment(call, self._transport, self._bucket_done), call.priority)
 

@@ -58,12 +58,10 @@ class Piggybacking:
         """
         assert call.number is not None
         if call.exchange is not None:
-            known = self._dense.of(call.number)
-            return (
-                None
-                if known is None or call.exchange.moves is None
-                else DensePiggyback(self._transport, known, self._dense.data_of(call.exchange.moves))
-            )
+            known, exchange = self._dense.of(call.number), call.exchange
+            if known is None or exchange.moves is None:
+                return None
+            return DensePiggyback(self._transport, known, self._dense.data_of(exchange.moves, exchange.sizes))
         assert call.batch is not None
         bucket = self._piggybacks.bucket_of(call.number)
         if bucket is not None and self.sync_state.counts[bucket.name] >= self._options.dense_steps:
@@ -126,7 +124,7 @@ class Piggybacking:
         piggyback.record(0)
         self.tally["saturated"] += piggyback.agreed.saturated
         call.error = piggyback.problem(call.title)
-        if call.exchange.follows or not self._dense.moves_data:
+        if call.error is None and (call.exchange.follows or not self._dense.moves_data):
             for _ in call.exchange.progress(self._transport):
                 pass
 

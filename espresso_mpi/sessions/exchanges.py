@@ -20,6 +20,7 @@ from ..collectives.data.reduction import ReduceOp, arithmetic
 from ..collectives.messages.agreed import SMALL, Parts
 from ..collectives.messages.agreement import fingerprint
 from ..collectives.messages.mpi_reduction import operator_of
+from ..collectives.messages.part_sizes import sizes_of
 from ..collectives.messages.transport import Transport
 from ..collectives.program import check_route
 from ..collectives.progress import Progress
@@ -51,7 +52,7 @@ def bytes_of(gradient: Gradient) -> Any:
 def exchange_of(
     said: list[Any], gradients: Sequence[Gradient], act: Act, arrays: Sequence[Any],
     moves: PiggybackData | None = None, follows: bool = False,
-    tensors: tuple[tuple[str, str, str], ...] | None = None, early: bool = False,
+    tensors: tuple[tuple[str, str, str], ...] | None = None, early: bool = False, sizes: Any = None,
 ) -> Exchange:  # fmt: skip
     """What a call does.
 
@@ -60,7 +61,7 @@ def exchange_of(
         gradients: the arrays that ranks compare, or of which ``tensors`` says what they compare.
         act: what is done with ``arrays``.
         moves, follows: as of ``Exchange``, left out where the data are on a GPU.
-        early: as of ``Exchange``.
+        early, sizes: as of ``Exchange``.
     """
     if tensors is None:
         tensors = tuple((g.spec.name, str(g.spec), g.spec.device) for g in gradients)
@@ -70,13 +71,13 @@ def exchange_of(
 
     progress = with_arrays(*arrays)
     if not here(gradients):
-        return Exchange(said, tensors, progress)
+        return Exchange(said, tensors, progress, sizes=sizes)
     kinds = [array.dtype for array in arrays]
 
     def over(x: Any, result: Any) -> Callable[[Transport], Progress]:
         return with_arrays(*(given.reshape(-1).view(kind) for given, kind in zip((x, result), kinds)))
 
-    return Exchange(said, tensors, progress, moves, follows, over, early)
+    return Exchange(said, tensors, progress, moves, follows, over, early, sizes)
 
 
 def here(gradients: Sequence[Gradient]) -> bool:
@@ -294,6 +295,7 @@ def dense_alltoall(
         lambda transport, x, out: calls.alltoall(transport, x, out, sends, receives, equal), [mine, every],
         Copying(mine, every, Parts(sends, receives, begins, lands, known=equal)) if here(gradients) else None,
         tensors=((row.name, f"rows of {row}", row.device),), early=True,
+        sizes=None if equal else sizes_of(sends, receives),
     )  # fmt: skip
 
 

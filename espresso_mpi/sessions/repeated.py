@@ -156,8 +156,11 @@ def _maker(call: PendingCall, reads: bool, moves_data: bool) -> Callable[[Any, A
         return lambda x, result: Summing(result.ravel().view(bits), reads)
     moves, over = call.exchange.moves, call.exchange.over
     if moves is not None and over is not None and (call.exchange.follows or not moves_data):
-        nothing, in_place, early = np.empty(0, np.uint8), call.key[0] in IN_PLACE, call.exchange.early
-        return lambda x, result: Agreeing(over(result if in_place else x, nothing if result is None else result), early)
+        nothing, in_place = np.empty(0, np.uint8), call.key[0] in IN_PLACE
+        early, sizes = call.exchange.early, call.exchange.sizes
+        return lambda x, result: Agreeing(
+            over(result if in_place else x, nothing if result is None else result), early, sizes
+        )
     if isinstance(moves, Copying):
         return moves.parts
     if isinstance(moves, Combining):

@@ -18,11 +18,14 @@ from .agreed import Agreed
 from .agreed_copies import ANSWERED, ENDED, MARKS
 from .headers import note
 from .leader_gather import gather_for
+from .part_sizes import unequal
 from .shared_memory import LOG, copy, sum_rows
 from .transport import Transport
 
 ALIGN = 64
 """Data begin behind a header at a multiple of so many bytes."""
+
+_NUMBER = 8
 
 
 class Stages(NamedTuple):
@@ -97,21 +100,32 @@ class NodeAgreement:
 
     Attributes:
         marks, place, saturated: as of ``AgreedCall``.
+        unequal: as of ``Agreed``, with ranks of all nodes.
     """
 
     def __init__(self, transport: Transport, room: Callable[[int], int]) -> None:
         self._transport, self._room, self._gather = transport, room, _NONE
         self.marks = np.zeros((MARKS, 2), np.int64)
         self.place, self.saturated = device.address(self.marks), 0
+        self.unequal: tuple[int, int] | None = None
+        self._sizes: slice | None = None
 
-    def agree(self, header: np.ndarray, ignored: int) -> bool:
+    def agree(self, header: np.ndarray, ignored: int, sizes: np.ndarray | None = None) -> bool:
         """Show a header; returns whether all are equal by now, else the call must be finished.
 
         Args:
             header: flat uint8; not to be changed while it is used.
             ignored: bits of its first byte that may differ.
+            sizes: as of ``sizes_of``, to be compared with those of the others; None: there are none.
         """
-        return self._show(header, header.size, ignored)
+        self.unequal = self._sizes = None
+        if sizes is None:
+            return self._show(header, header.size, ignored)
+        start = -(-header.size // _NUMBER) * _NUMBER
+        message = np.zeros(start + sizes.size, np.uint8)
+        message[: header.size], message[start:] = header, sizes
+        self._sizes = slice(start, start + sizes.size)
+        return self._show(message, header.size, ignored)
 
     def finish(self) -> Agreed:
         """See ``AgreedCall``."""
@@ -121,7 +135,7 @@ class NodeAgreement:
 
     def done(self) -> Agreed:
         """See ``AgreedCall``."""
-        return Agreed(int(self.marks[ANSWERED, 0]) * 1e-9, saturated=self.saturated)
+        return Agreed(int(self.marks[ANSWERED, 0]) * 1e-9, saturated=self.saturated, unequal=self.unequal)
 
     def _show(self, message: np.ndarray, header: int, ignored: int) -> bool:
         """As ``agree``, of a message that a header of so many bytes begins."""
@@ -133,6 +147,8 @@ class NodeAgreement:
 
     def _met(self) -> Agreed:
         """All headers are equal."""
+        if self._sizes is not None:
+            self.unequal = unequal([message[self._sizes] for message in self._gather.messages])
         return self.done()
 
 

@@ -235,18 +235,24 @@ def test_a_rank_that_deviates_is_named_by_all(world, open_session, layout, what)
     assert np.array_equal(out, np.concatenate([values(rank, 70000, 1) for rank in range(size)]))
 
 
-def test_splits_that_do_not_fit_are_an_error_on_all_ranks(world, open_session):
-    """Of a first call MPI would find it, or nobody; of one that is piggybacked, all ranks do."""
-    session = open_session()
-    size, me, last = world.size, world.rank, world.size - 1
+@pytest.mark.parametrize("last", [4, 2, 60_000], ids=["one more", "one less", "several messages more"])
+def test_splits_that_do_not_fit_are_an_error_on_all_ranks(world, open_session, layout, last):
+    """Of a first call, of one that is made again, by handles, and where one rank must take the ordinary path."""
+    session = open_session(**layout)
+    size, me = world.size, world.rank
     fit = [3] * size
-    for _ in range(3):
-        session.alltoall(values(me, 3 * size, 0), splits=fit, received=fit)
-    wrong = [3] * last + [4]
-    mine = wrong if me == 0 else fit
-    with pytest.raises(MismatchError, match=f"alltoall: what rank 0 .* sends to rank {last} .* another size"):
-        session.alltoall(values(me, sum(mine), 0), splits=mine, received=fit)
-    assert session.alltoall(values(me, 3 * size, 0), splits=fit, received=fit).size == 3 * size
+    mine = [3] * (size - 1) + [last] if me == 0 else fit
+
+    def call(splits, strided=False, blocking=True):
+        x = values(me, sum(splits) * (1 + strided), 0)[:: 1 + strided]
+        found = session.alltoall(x, splits=splits, received=fit, blocking=blocking)
+        return found if blocking else found.wait()
+
+    for how in ({}, {"blocking": False}, {"strided": me == size - 1}, {"strided": me == 0}):
+        with pytest.raises(MismatchError, match=f"alltoall: what rank 0 .* sends to rank {size - 1} .* another size"):
+            call(mine, **how)
+        for _ in range(3):
+            assert call(fit, **how).size == 3 * size
 
 
 @pytest.mark.parametrize("call", ["allgather", "allreduce", "barrier"])
