@@ -14,7 +14,7 @@ from .data.layout import Dense
 from .data.reduction import ReduceOp
 from .messages.transport import Transport
 from .ops import reduce_scatter as scatter
-from .ops.base import CollectiveContext, Data, Move, idle, operations
+from .ops.base import CollectiveContext, Data, Move, exchange, idle, operations
 from .program import segment_of, segments
 from .progress import Progress, interleaved
 
@@ -152,15 +152,9 @@ def _by_others(transport: Transport, move: Move | None, data: Data) -> Progress:
     assert isinstance(region, Dense)
     others = [member for member in range(len(move.group)) if member != root]
     parts = dict(zip(others, region.split(len(others), len(others))))
-    own = parts.get(me, Dense(0, 0))
-    sums = data.workspace.array("sums", region.size if me == root else 0, data.x.dtype, "cpu")
-    at = {member: slice(part.start - region.start, part.stop - region.start) for member, part in parts.items()}
     owned = [[parts.get(member, Dense(0, 0))] for member in range(len(move.group))]
     yield from scatter.bind_sums(transport, move, owned)(data)
-    sends = [(move.group[root], data.x[own.start : own.stop])] if me != root else []
-    receives = [(move.group[member], sums[at[member]]) for member in others] if me == root else []
-    pending = transport.post(sends, receives, data.workspace)
-    yield
-    transport.finish(pending)
-    if me == root:
-        data.x[region.start : region.stop] = sums
+    sums = {member: data.x[part.start : part.stop] for member, part in parts.items()}
+    sends = [] if me == root else [(move.group[root], sums[me])]
+    receives = [(move.group[member], array) for member, array in sums.items()] if me == root else []
+    yield from exchange(transport, sends, receives, data.workspace)
