@@ -199,7 +199,13 @@ def _priced(
     with _groups(chosen) as gloo, output.progress("step times", repeats, comm.rank == 0) as advance:
         times = time_steps(comm, data, settings, chosen, gloo, Repetitions(repeats, tick=advance))
     told = {**before["settings"], **cell, "curves_rate": before["settings"]["rate"]}
-    rows = [priced(run, times) for run in runs]
+    found = {(run.way, run.seed): priced(run, times) for run in runs}
+    rows = [run for run in found.values() if run is not None]
+    missing = sorted({way for (way, _), run in found.items() if run is None})
+    if missing and comm.rank == 0:
+        print(
+            f"Left out, for {repeats} steps have not all kinds of their steps: {', '.join(missing)}; try more --repeats"
+        )
     result = output.result_of(rows, kind=KIND, settings=told, step_times=[asdict(time) for time in times])
     if comm.rank == 0:
         show(rows, told, tolerance, plot)

@@ -18,6 +18,9 @@ from .accuracy_runs import Run
 _GAP = 0.25
 """Between bytes of one kind of steps and those of the next kind: a quarter of an octave, about a fifth."""
 
+_FAR = 1.0
+"""Between the bytes of a step and those of the nearest kind that was timed: an octave, for kinds are means of steps."""
+
 
 @dataclass(frozen=True)
 class StepTime:
@@ -50,15 +53,17 @@ def step_times_of(way: str, sent: np.ndarray, seconds: np.ndarray) -> list[StepT
     return found
 
 
-def priced(run: Run, times: Sequence[StepTime]) -> Run:
-    """The same run with the seconds that its steps take by ``times``.
+def priced(run: Run, times: Sequence[StepTime]) -> Run | None:
+    """The same run with the seconds that its steps take by ``times``; None: no step like some of them was timed.
 
     Args:
         times: of all ways; those of the run's way count.
     """
     own = [time for time in times if time.way == run.way]
-    steps = [min(own, key=lambda time: abs(_log(time.sent) - _log(count))).seconds for count in run.sent_by_step]
-    clock = np.concatenate([[0.0], np.cumsum(steps)])
+    like = [min(own, key=lambda time: abs(_log(time.sent) - _log(count))) for count in run.sent_by_step]
+    if any(abs(_log(time.sent) - _log(count)) > _FAR for time, count in zip(like, run.sent_by_step)):
+        return None
+    clock = np.concatenate([[0.0], np.cumsum([time.seconds for time in like])])
     return replace(run, curve=tuple(replace(point, seconds=float(clock[point.step])) for point in run.curve))
 
 

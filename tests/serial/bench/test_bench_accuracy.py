@@ -72,6 +72,7 @@ def test_steps_are_priced_by_those_that_send_as_many_bytes():
     priced = accuracy_times.priced(lone, [*times, StepTime("gloo:none", 0.0, 99.0, 1)])
     assert [point.seconds for point in priced.curve] == pytest.approx([0.0, 3.0, 3.1, 3.6, 3.7])
     assert [point.loss for point in priced.curve] == [point.loss for point in lone.curve]
+    assert accuracy_times.priced(lone, times[:2]) is None, "no dense step was timed"
 
 
 def test_ways_are_read_and_wrong_ones_refused():
