@@ -101,8 +101,9 @@ def reduce(
 def _piece(nbytes: int) -> int:
     """The bytes of a piece: an array has four, and eight where these have 512 KiB or more, for each takes core time.
 
-    In turns on 4 x 2 emulated ranks at 1 Gbit (two busy cores), 0.5, 1, 2, 4 and 16 MiB took 0.93, 0.88, 0.86, 0.79 and
-    0.73 of the time in which each node sums a part; 2 MiB in eight pieces 0.96, and 4 MiB in four 0.89.
+    In turns on 4 x 2 emulated ranks at 1 Gbit (two busy cores), 0.5, 1, 2, 4 and 16 MiB took 0.93, 0.82, 0.83, 0.77 and
+    0.75 of the time in which each node sums a part. In another run, 2 MiB in eight pieces took 0.96, and 4 MiB in four
+    0.89.
     """
     return max(nbytes // 8, min(max(nbytes // 4, _LEAST), 2 * _LEAST))
 
