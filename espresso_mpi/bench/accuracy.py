@@ -203,9 +203,8 @@ def _priced(
     rows = [run for run in found.values() if run is not None]
     missing = sorted({way for (way, _), run in found.items() if run is None})
     if missing and comm.rank == 0:
-        print(
-            f"Left out, for {repeats} steps have not all kinds of their steps: {', '.join(missing)}; try more --repeats"
-        )
+        print(f"Left out, because {repeats} steps do not show all their kinds of steps: {', '.join(missing)}")
+        print("Use more --repeats for them")
     result = output.result_of(rows, kind=KIND, settings=told, step_times=[asdict(time) for time in times])
     if comm.rank == 0:
         show(rows, told, tolerance, plot)

@@ -72,7 +72,7 @@ def ways_of(
     return ways
 
 
-def gathered(transport: Transport) -> Ways:
+def ways_of_payloads(transport: Transport) -> Ways:
     """The two ways of payloads that all ranks get."""
     header, me, size = np.zeros(ALIGN, np.uint8), transport.rank, transport.topology.size
 

@@ -117,8 +117,8 @@ class TablePiggybacks:
             return False
         if [step.op for step in bucket.strategy.route.steps if isinstance(step, Collective)] != ["allgather"]:
             return False
-        nbytes = bucket.compressor.at(None).nbytes(bucket.size)
-        return piggyback_limit.fits(nbytes, transport, bucket.strategy.route, piggyback_limit.gathered(transport))
+        nbytes, ways = bucket.compressor.at(None).nbytes(bucket.size), piggyback_limit.ways_of_payloads(transport)
+        return piggyback_limit.fits(nbytes, transport, bucket.strategy.route, ways)
 
     def bucket_of(self, number: int) -> Bucket | None:
         """The tensor of a call that may take the fast path."""

@@ -18,14 +18,13 @@ from .agreed import Agreed
 from .agreed_copies import ANSWERED, ENDED, MARKS
 from .headers import note
 from .leader_gather import gather_for
+from .node_leaders import padded
 from .part_sizes import unequal
 from .shared_memory import LOG, copy, sum_rows
 from .transport import Transport
 
 ALIGN = 64
 """Data begin behind a header at a multiple of so many bytes."""
-
-_NUMBER = 8
 
 
 class Stages(NamedTuple):
@@ -121,7 +120,7 @@ class NodeAgreement:
         self.unequal = self._sizes = None
         if sizes is None:
             return self._show(header, header.size, ignored)
-        start = -(-header.size // _NUMBER) * _NUMBER
+        start = padded(header.size)
         message = np.zeros(start + sizes.size, np.uint8)
         message[: header.size], message[start:] = header, sizes
         self._sizes = slice(start, start + sizes.size)

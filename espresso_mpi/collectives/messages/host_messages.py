@@ -6,7 +6,7 @@ of them wait for that.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,12 +14,10 @@ import numpy as np
 from espresso_mpi.arrays import device
 from espresso_mpi.compressors.kernels.cpu import host
 
+from .gpu_messages import Addressed
 from .mpi_calls import IRECV, ISEND, Messages, await_messages, start
 from .shared_memory import LOG, WAITED
 from .waiting import Waiter
-
-Addressed = Sequence[tuple[int, Any]]
-"""(rank, flat array) of each message."""
 
 RANK, ADDRESS, NBYTES, LONGEST = range(4)
 """Columns of an array: the rank to which it goes or from which it comes, its memory, and the longest message."""

@@ -22,8 +22,8 @@ from .compiled_calls import DATA_TAG
 from .deadlock import DeadlockDetector
 from .failures import failure, named
 from .gpu_calls import GpuCalls
-from .gpu_messages import GpuExchange, GpuMessages
-from .host_messages import Addressed, HostExchange, HostMessages
+from .gpu_messages import Addressed, GpuExchange, GpuMessages
+from .host_messages import HostExchange, HostMessages
 from .leftovers import Leftover
 from .mpi_calls import Messages
 from .opening import Identity

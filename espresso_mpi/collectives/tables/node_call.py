@@ -10,17 +10,12 @@ import numpy as np
 from espresso_mpi.arrays import device
 
 from ..messages.leader_gather import LeaderGather, gather_for
+from ..messages.node_leaders import padded
 from ..messages.shared_memory import WAITED
 from . import interpreter, piggyback
 from .gathered import Gathered
 from .one_call import RepeatedTable
 from .running import NO_FLAGS, NO_WINDOW, TableRunner
-
-_NUMBERS = 16
-"""Bytes of the numbers of a mark."""
-
-_ALIGN = 16
-"""Messages begin at multiples of so many bytes, and so do payloads behind their headers."""
 
 _NO_GATHER: Any = None
 
@@ -54,7 +49,7 @@ class NodeCall(RepeatedTable):
 
     def _take(self, header: np.ndarray) -> None:
         """Use another header from now on: the payload is encoded behind it."""
-        given, start = self._gathered, _start_of(header)
+        given, start = self._gathered, padded(header.size)
         memory = self._buffers[given.buffer]
         if memory.size < start + given.nbytes or self._header.size != header.size:
             memory = self._buffers[given.buffer] = np.zeros(start + self._runner.table.room[given.buffer], np.uint8)
@@ -74,12 +69,14 @@ class NodeCall(RepeatedTable):
         transport, header, given = self._runner.transport, self._header, self._gathered
         asked, waited = self._runner.table.marks + piggyback.ASKED, transport.waiter.waited
         gather = self._gather = gather_for(transport, self._room(header.size))
-        if not gather.begin(self._message, header.size, ignored, self._ledger.place + _NUMBERS * asked):
+        if not gather.begin(
+            self._message, header.size, ignored, self._ledger.place + self._ledger.row.strides[0] * asked
+        ):
             gather.finish()
         self._state[WAITED] += round((transport.waiter.waited - waited) * 1e9)
         if not gather.equal:
             return False
-        memory, start, places = gather.memory, _start_of(header), gather.places[:, 0].tolist()
+        memory, start, places = gather.memory, padded(header.size), gather.places[:, 0].tolist()
         for rank, buffer, first in given.receives:
             at = places[rank] + start
             self._buffers[buffer][first : first + given.nbytes] = memory[at : at + given.nbytes]
@@ -89,7 +86,3 @@ class NodeCall(RepeatedTable):
     def headers(self) -> Sequence[np.ndarray]:
         """See ``RepeatedTable``."""
         return self._gather.messages
-
-
-def _start_of(header: np.ndarray) -> int:
-    return -(-header.size // _ALIGN) * _ALIGN
