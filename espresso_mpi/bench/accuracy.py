@@ -31,6 +31,7 @@ from .harness.replicas import node_of, world
 from .harness.resuming import KeptRuns, begin, held, rows_of
 from .harness.timing import Repetitions
 from .optimizer_runs import WARMUP
+from .optimizer_ways import Phases
 from .optimizers import numbers
 from .workloads import dataset, workload_of
 
@@ -41,8 +42,9 @@ KIND = "accuracy"
 def main(
     *, workload: str | None = None, ways: str | None = None, seeds: str | None = None, steps: int | None = None,
     eval_every: int | None = None, batch: int | None = None, width: int | None = None, layers: int | None = None,
-    lr: float | None = None, tolerance: float = Defaults.tolerance, curves: Path | None = None,
-    repeats: int = Defaults.repeats, json: Path | None = None, plot: Path | None = None, comm: Any = None,
+    dense_steps: int | None = None, every: int | None = None, lr: float | None = None,
+    tolerance: float = Defaults.tolerance, curves: Path | None = None, repeats: int = Defaults.repeats, json: Path | None = None,
+    plot: Path | None = None, comm: Any = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Train by each way and seed, print a table on rank 0, and write the files asked for. Collective.
 
@@ -56,6 +58,9 @@ def main(
         eval_every: steps between validations; default: a twentieth of all.
         batch: examples of each rank in a step; default: those of the workload shared among the ranks.
         width, layers: of the network; default: those of the workload.
+        dense_steps: steps in which optimizers that send something else than gradients begin by synchronising these;
+            default: a fifth of all.
+        every: local steps between two averages of ``diloco``, ``muloco`` and ``sparseloco``.
         lr: peak learning rate of all ways; default: those of the workload.
         tolerance: percent by which the target is above the final loss of fp32, the mean over the seeds.
         curves: a file of an earlier call. Its runs are not repeated: only the times of their steps are measured here,
@@ -76,7 +81,7 @@ def main(
     comm = world() if comm is None else comm
     asked = {
         "workload": workload, "steps": steps, "eval_every": eval_every, "batch": batch, "width": width,
-        "layers": layers, "lr": lr,
+        "layers": layers, "dense_steps": dense_steps, "every": every, "lr": lr,
     }  # fmt: skip
     on_every_rank(comm, lambda: _check(tolerance, repeats, json, plot), wording=first_failure)
     if curves is not None:
@@ -91,9 +96,10 @@ def _settings(comm: Any, asked: dict[str, Any]) -> AccuracySettings:
     name = asked["workload"] or Defaults.workload
     usual = workload_of(name)
     steps = Defaults.steps if asked["steps"] is None else asked["steps"]
+    phases = Phases.usual(steps)
     defaults = {
         "workload": name, "steps": steps, "eval_every": max(1, steps // 20), "batch": max(1, usual.batch // comm.size),
-        "width": usual.width, "layers": usual.layers, "lr": None,
+        "width": usual.width, "layers": usual.layers, "dense_steps": phases.dense, "every": phases.every, "lr": None,
     }  # fmt: skip
     return AccuracySettings(**{key: defaults[key] if value is None else value for key, value in asked.items()})
 

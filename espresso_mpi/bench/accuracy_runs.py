@@ -9,7 +9,7 @@ from ..compressors.registry import split_specs
 from ..errors import ConfigError
 from .defaults import Accuracy as Defaults
 from .loss_curves import LossCurve, Point
-from .optimizer_ways import OWN
+from .optimizer_ways import OWN, Phases
 from .workloads import workload_of
 
 AVERAGING = ("gloo", "push", "sync", "gradsync")
@@ -31,6 +31,8 @@ class AccuracySettings:
         batch: examples of a rank and step.
         eval_every: steps between validations.
         width, layers: of the network.
+        dense_steps: in which optimizers that send something else than gradients begin by synchronising these.
+        every: local steps between two averages.
         lr: peak learning rate of all ways; None: those of the workload.
 
     Raises:
@@ -43,14 +45,21 @@ class AccuracySettings:
     eval_every: int
     width: int
     layers: int
+    dense_steps: int
+    every: int
     lr: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch", "eval_every", "width", "layers"):
+        for name in ("steps", "batch", "eval_every", "width", "layers", "dense_steps", "every"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"--{name.replace('_', '-')}: expected at least 1, got {getattr(self, name)}")
         if self.lr is not None and not self.lr > 0:
             raise ConfigError(f"--lr: expected a number above 0, got {self.lr}")
+
+    @property
+    def phases(self) -> Phases:
+        """The parts of a run."""
+        return Phases(self.steps, self.dense_steps, self.every)
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from .harness.timing import Repetitions, TimedMethod, in_turns
 from .loss_curves import LearningRateSchedule, Method, follow
 from .model import learning_rate
 from .optimizer_runs import WARMUP, momentum_of
-from .optimizer_ways import FEEDBACK, OptimizerTraining
+from .optimizer_ways import FEEDBACK, OptimizerTraining, Phases
 from .replica import Replica
 from .workloads import network, workload_of
 
@@ -77,15 +77,18 @@ class Training:
         require_same_start(comm, data.digest, self.replica.digest(), "torch")
         self.batches = data.batches(comm.size, comm.rank, seed, settings.batch)
         self.steps, self._scale, self._done = steps, scale, 0
-        self.method, self.close = self._method(comm, way, seed, steps, gloo)
+        phases = settings.phases if steps == settings.steps else settings.phases.shortened(steps)
+        self.method, self.close = self._method(comm, way, seed, phases, gloo)
 
-    def _method(self, comm: Any, way: Way, seed: int, steps: int, gloo: Any) -> tuple[Method, Callable[[], object]]:
+    def _method(
+        self, comm: Any, way: Way, seed: int, phases: Phases, gloo: Any
+    ) -> tuple[Method, Callable[[], object]]:  # fmt: skip
         if way.kind in AVERAGING:
             averaged = Averaged(comm, way.spec, self.replica.model, gloo, POWERSGD_DENSE, seed)
             return Averaging(averaged, self.replica), averaged.close
         feedback = FEEDBACK.get(way.kind, "auto")
         session = Session(comm, compressor=way.compressor, seed=seed, feedback=feedback)
-        return OptimizerTraining(way.kind, session, self.replica, steps), session.close
+        return OptimizerTraining(way.kind, session, self.replica, phases), session.close
 
     def rate(self, step: int) -> float:
         """Learning rate of a step."""
@@ -129,8 +132,8 @@ def time_steps(
 ) -> list[StepTime]:
     """What a step takes by each way, in turns. Collective; every rank returns the same.
 
-    Each way makes a short run of its own, of as many steps as there are repetitions, with the same shares of warm-up
-    and of local steps as a long one.
+    Each way makes a short run of its own, of as many steps as there are repetitions, with the same share of dense steps
+    as a long one, and with averages of local steps.
     """
     trainings = [Training(comm, data, settings, way, 0, repetitions.repeats, gloo, _STILL) for way in ways]
     sent = [[sum(training.method.sent().values()) for training in trainings]]

@@ -18,7 +18,7 @@ from .gpt_shape import Shape as Shape
 from .harness.replicas import place_on_node, require_same_start
 from .loss_curves import LearningRateSchedule, LossCurve, follow
 from .model import learning_rate
-from .optimizer_ways import BASES, FEEDBACK, MOMENTUM, OptimizerTraining
+from .optimizer_ways import BASES, FEEDBACK, MOMENTUM, OptimizerTraining, Phases
 from .training import Method
 
 RATES = {
@@ -141,7 +141,7 @@ def train(
     )
     feedback = FEEDBACK.get(config.optimizer, method.feedback)
     with Session(comm, compressor=method.compressor, seed=config.seed, feedback=feedback) as session:
-        way = OptimizerTraining(config.optimizer, session, replica, settings.steps)
+        way = OptimizerTraining(config.optimizer, session, replica, Phases.usual(settings.steps))
         return _row(config, follow(comm, replica, way, data, batches, schedule, advance))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from espresso_mpi.session import Session
@@ -66,6 +67,30 @@ FEEDBACK = {"sparseloco": "plain:decay=0.95", "demo": "plain:decay=0.999"}
 """The error feedback that belongs to an optimizer: those of the papers."""
 
 
+@dataclass(frozen=True)
+class Phases:
+    """The parts of a run of ``steps``.
+
+    Attributes:
+        dense: the first steps, in which an optimizer synchronises gradients.
+        every: local steps between two averages.
+    """
+
+    steps: int
+    dense: int
+    every: int = EVERY
+
+    @classmethod
+    def usual(cls, steps: int) -> Phases:
+        """Those of short runs."""
+        return cls(steps, max(1, round(DENSE * steps)))
+
+    def shortened(self, steps: int) -> Phases:
+        """The same of a run of so many steps, which has an average at least, if it has steps enough."""
+        dense = max(1, round(self.dense * steps / self.steps))
+        return Phases(steps, dense, max(1, min(self.every, (steps - dense - 1) // 2)))
+
+
 class Way(Protocol):
     """One training run's steps on this rank."""
 
@@ -76,21 +101,20 @@ class Way(Protocol):
         """Make the replicas equal. Collective."""
 
 
-def way_of(optimizer: str, session: Session, replica: Replica, steps: int) -> Way:
-    """The steps of one of ``BASES``, for a run of so many steps."""
-    dense = max(1, round(DENSE * steps))
+def way_of(optimizer: str, session: Session, replica: Replica, phases: Phases) -> Way:
+    """The steps of one of ``BASES``."""
     if optimizer in _OWN:
-        return _Own(_OWN[optimizer](dict(replica.model.named_parameters()), session, steps, dense))
+        return _Own(_OWN[optimizer](dict(replica.model.named_parameters()), session, phases))
     if optimizer in LOCAL:
-        return _Local(session, replica, dense, LOCAL[optimizer])
+        return _Local(session, replica, phases, LOCAL[optimizer])
     return _Gradients(session, replica)
 
 
 class OptimizerTraining:
     """Gradients of this rank alone, and what one of ``BASES`` makes of them: a ``loss_curves.Method``."""
 
-    def __init__(self, optimizer: str, session: Session, replica: Replica, steps: int) -> None:
-        self._way, self._session, self._replica = way_of(optimizer, session, replica, steps), session, replica
+    def __init__(self, optimizer: str, session: Session, replica: Replica, phases: Phases) -> None:
+        self._way, self._session, self._replica = way_of(optimizer, session, replica, phases), session, replica
 
     def step(self, batch: Batch, rate: float) -> None:
         """Gradient, synchronisation, update."""
@@ -119,25 +143,25 @@ class _Gradients:
         """The replicas are equal already."""
 
 
-def _onebit_adam(params: dict[str, Any], session: Session, steps: int, dense: int) -> OnebitAdam:
-    return OnebitAdam(params, session, warmup=dense, warmup_compressor=WARMUP)
+def _onebit_adam(params: dict[str, Any], session: Session, phases: Phases) -> OnebitAdam:
+    return OnebitAdam(params, session, warmup=phases.dense, warmup_compressor=WARMUP)
 
 
-def _zero_one_adam(params: dict[str, Any], session: Session, steps: int, dense: int) -> ZeroOneAdam:
-    every = max(1, -(-(steps - dense) // INTERVALS))
-    return ZeroOneAdam(params, session, warmup=dense, double_every=every, warmup_compressor=WARMUP)
+def _zero_one_adam(params: dict[str, Any], session: Session, phases: Phases) -> ZeroOneAdam:
+    every = max(1, -(-(phases.steps - phases.dense) // INTERVALS))
+    return ZeroOneAdam(params, session, warmup=phases.dense, double_every=every, warmup_compressor=WARMUP)
 
 
-def _momentum_sgd(params: dict[str, Any], session: Session, steps: int, dense: int) -> MomentumSGD:
+def _momentum_sgd(params: dict[str, Any], session: Session, phases: Phases) -> MomentumSGD:
     return MomentumSGD(params, session, momentum=MOMENTUM)
 
 
-def _demo(params: dict[str, Any], session: Session, steps: int, dense: int) -> DeMo:
+def _demo(params: dict[str, Any], session: Session, phases: Phases) -> DeMo:
     return DeMo(params, session)
 
 
-def _onebit_lamb(params: dict[str, Any], session: Session, steps: int, dense: int) -> OnebitLamb:
-    return OnebitLamb(params, session, warmup=dense, warmup_compressor=WARMUP)
+def _onebit_lamb(params: dict[str, Any], session: Session, phases: Phases) -> OnebitLamb:
+    return OnebitLamb(params, session, warmup=phases.dense, warmup_compressor=WARMUP)
 
 
 _OWN = {
@@ -147,7 +171,7 @@ _OWN = {
     "momentum-sgd": _momentum_sgd,
     "demo": _demo,
 }
-"""The optimizers that synchronise by themselves; ``dense``: the first steps of a run of so many steps."""
+"""The optimizers that synchronise by themselves."""
 
 
 class _Own:
@@ -168,8 +192,9 @@ class _Own:
 class _Local:
     """Gradients first, then the progress of local steps."""
 
-    def __init__(self, session: Session, replica: Replica, dense: int, make: Callable[..., DiLoCo]) -> None:
-        self._session, self._replica, self._dense, self._make = session, replica, dense, make
+    def __init__(self, session: Session, replica: Replica, phases: Phases, make: Callable[..., DiLoCo]) -> None:
+        self._session, self._replica, self._make = session, replica, make
+        self._dense, self._every = phases.dense, phases.every
         self._diloco: DiLoCo | None = None
 
     def step(self, grads: dict[str, Any], rate: float) -> None:
@@ -179,7 +204,7 @@ class _Local:
         self._replica.update(rate)
         if not self._dense:
             if self._diloco is None:
-                self._diloco = self._make(dict(self._replica.model.named_parameters()), self._session, EVERY)
+                self._diloco = self._make(dict(self._replica.model.named_parameters()), self._session, self._every)
                 return
             self._diloco.step()
 

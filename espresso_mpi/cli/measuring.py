@@ -368,6 +368,10 @@ def accuracy(
     batch: Annotated[int | None, number("Examples of a rank and step.")] = None,
     width: Annotated[int | None, number("Width of the network.", least=4)] = None,
     layers: Annotated[int | None, number("Layers of the network.")] = None,
+    dense_steps: Annotated[
+        int | None, number("First steps, in which optimizers synchronise gradients; default: a fifth.")
+    ] = None,
+    every: Annotated[int | None, number("Local steps between two averages of diloco and its kind; default: 15.")] = None,
     lr: Annotated[float | None, typer.Option(metavar="RATE", help="Peak learning rate of all ways.")] = None,
     tolerance: Annotated[
         float, typer.Option(min=0.0, metavar="%", help="By how much the target is above the final loss of fp32.")
@@ -388,7 +392,8 @@ def accuracy(
 
     accuracy.main(
         workload=workload, ways=ways, seeds=seeds, steps=steps, eval_every=eval_every, batch=batch, width=width,
-        layers=layers, lr=lr, tolerance=tolerance, curves=curves, repeats=repeats, json=json, plot=plot,
+        layers=layers, dense_steps=dense_steps, every=every, lr=lr, tolerance=tolerance, curves=curves,
+        repeats=repeats, json=json, plot=plot,
     )  # fmt: skip
 
 
