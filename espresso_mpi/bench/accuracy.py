@@ -43,8 +43,8 @@ def main(
     *, workload: str | None = None, ways: str | None = None, seeds: str | None = None, steps: int | None = None,
     eval_every: int | None = None, batch: int | None = None, width: int | None = None, layers: int | None = None,
     dense_steps: int | None = None, every: int | None = None, lr: float | None = None,
-    tolerance: float = Defaults.tolerance, curves: Path | None = None, repeats: int = Defaults.repeats, json: Path | None = None,
-    plot: Path | None = None, comm: Any = None,
+    tolerance: float = Defaults.tolerance, curves: Path | None = None, repeats: int = Defaults.repeats,
+    json: Path | None = None, plot: Path | None = None, comm: Any = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Train by each way and seed, print a table on rank 0, and write the files asked for. Collective.
 

@@ -371,7 +371,9 @@ def accuracy(
     dense_steps: Annotated[
         int | None, number("First steps, in which optimizers synchronise gradients; default: a fifth.")
     ] = None,
-    every: Annotated[int | None, number("Local steps between two averages of diloco and its kind; default: 15.")] = None,
+    every: Annotated[
+        int | None, number("Local steps between two averages of diloco and its kind; default: 15.")
+    ] = None,
     lr: Annotated[float | None, typer.Option(metavar="RATE", help="Peak learning rate of all ways.")] = None,
     tolerance: Annotated[
         float, typer.Option(min=0.0, metavar="%", help="By how much the target is above the final loss of fp32.")

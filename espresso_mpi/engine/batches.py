@@ -17,6 +17,7 @@ from ..collectives.copies import Copies
 from ..collectives.data.layout import Topology
 from ..collectives.halves import Half
 from ..collectives.messages.agreement import fingerprint
+from ..collectives.messages.part_sizes import Sizes
 from ..collectives.program import check_route
 from ..compressors import Compressor
 from ..errors import ConfigError, PlanError
@@ -70,7 +71,8 @@ class Batch:
 
     ``empty``: (name, group) of the members of groups that are None or have no elements. ``exact``: values that are not
     finite are summed like others; ``exact_dense``: those of dense tensors are. ``tensors``: (name, type and shape,
-    device) of the arrays, as they must be equal on all ranks, where the arrays themselves may differ.
+    device) of the arrays, as they must be equal on all ranks, where the arrays themselves may differ. ``sizes``: of the
+    parts that this rank sends to each rank and expects from each, where ranks may have different ones.
     """
 
     specs: tuple[TensorSpec, ...]
@@ -80,6 +82,7 @@ class Batch:
     exact: bool = False
     exact_dense: bool = False
     tensors: tuple[tuple[str, str, str], ...] | None = None
+    sizes: Sizes | None = None
 
     @cached_property
     def portions(self) -> tuple[ranges.Portion, ...]:

@@ -14,7 +14,7 @@ import numpy as np
 from ..arrays.buffers import Gradient
 from ..arrays.device import Arrival
 from ..collectives.messages.agreement import fingerprint, gather_small
-from ..collectives.messages.part_sizes import size_error, unequal
+from ..collectives.messages.part_sizes import Sizes, size_error, unequal
 from ..collectives.messages.transport import Transport
 from ..collectives.progress import Progress, Segment
 from ..collectives.ranges import GpuSearch
@@ -37,7 +37,7 @@ class Exchange:
         follows: whether ``progress`` is to run after ``moves`` all the same, because ranks only agree by them.
         over: makes ``progress`` for other arrays of the same shapes and types: for what is given, and for the result.
         early: whether the first progress step waits for nothing.
-        sizes: as of ``sizes_of``, which all ranks compare before data move; None: they fit.
+        sizes: as of ``part_sizes.shown``, which all ranks compare before data move; None: they fit.
     """
 
     said: Any
@@ -162,6 +162,11 @@ class PendingCall:
         return (self.key, self.priority, self._digest)
 
     @property
+    def sizes(self) -> Sizes | None:
+        """As of ``Batch``."""
+        return None if self.batch is None else self.batch.sizes
+
+    @property
     def _digest(self) -> bytes:
         known = self.batch or self.exchange
         return known.digest if known is not None else b""
@@ -170,4 +175,5 @@ class PendingCall:
         """The description for other ranks of a call that is new to them, or that has a problem."""
         if self.problem is not None:
             return {"call": list(self.key), "problem": [type(self.problem).__name__, str(self.problem)]}
-        return {**self.content.note(), "problem": None, "bad": self.bad}
+        sizes = {} if self.sizes is None else {"sizes": self.sizes}
+        return {**self.content.note(), "problem": None, "bad": self.bad, **sizes}

@@ -104,6 +104,10 @@ class Dispatcher(Piggybacking):
         self._dense.forget()
         self._steady.forget()
 
+    def forget_arrangement(self, number: int) -> None:
+        """The parts of a call have other sizes from now on."""
+        self._arrangements = {known: found for known, found in self._arrangements.items() if number not in known}
+
     def renew(self) -> None:
         """Switch to the schedule of a new plan as soon as no segment is active."""
         if self._outdated and not self.runner.busy:

@@ -19,12 +19,14 @@ from typing import Any
 import numpy as np
 
 from ..collectives.messages.agreement import allgather_json, gather_small
+from ..collectives.messages.part_sizes import size_error
 from ..collectives.messages.transport import Transport
 from ..errors import EspressoError
 from . import fast_path
+from .announced_sizes import AnnouncedSizes
 from .calls import PendingCall
 from .dense_piggyback import DensePiggyback
-from .diagnostics import CallKey, Content, absent_error, conflict_error, problem_error
+from .diagnostics import CallKey, Content, absent_error, conflict_error, described, problem_error
 from .table_piggyback import TablePiggyback
 
 _NEWS, _BLOCKED, _STUCK, _FAST_PATH, _WHOLE = 1, 2, 4, 8, 16
@@ -91,17 +93,21 @@ class Negotiation:
         transport: the messages.
         finish: called with a call that has failed.
         forgotten: called when the numbers of calls become invalid, on all ranks at once.
+        resized: likewise, with the number of a call of which a rank has announced other sizes.
 
     Attributes:
         declared: calls that wait to start, by key.
         contents: the contents of the known calls, by number.
         bad: by number and rank: the values of a call that cannot be summed.
+        sizes: of the parts of calls.
     """
 
     def __init__(
-        self, transport: Transport, finish: Callable[[PendingCall], None], forgotten: Callable[[], None]
-    ) -> None:
-        self._transport, self._finish, self._forgotten = transport, finish, forgotten
+        self, transport: Transport, finish: Callable[[PendingCall], None], forgotten: Callable[[], None],
+        resized: Callable[[int], None],
+    ) -> None:  # fmt: skip
+        self._transport, self._finish, self._forgotten, self._resized = transport, finish, forgotten, resized
+        self.sizes = AnnouncedSizes(transport.topology.size, transport.rank)
         self.declared: dict[CallKey, deque[PendingCall]] = {}
         self.contents: list[Content] = []
         self.bad: dict[int, dict[int, dict[str, str]]] = {}
@@ -175,7 +181,7 @@ class Negotiation:
             find_piggyback: returns the data of the only call in front, if they may be piggybacked on the header.
         """
         self._number(front)
-        news = [call for call in front if not call.announced and (call.number is None or call.bad or call.problem)]
+        news = [call for call in front if not call.announced and self._is_news(call)]
         if idle and self._full:
             self._forget(front)
         size = self.header_size
@@ -255,6 +261,7 @@ class Negotiation:
             self._register(rank, note, result.masks)
         self._number(front)
         failed = self._fail_broken(result.notes, result.masks)
+        failed = self._fail_unfit(result.masks) or failed
         return self._fail_conflicts(result.masks) or failed
 
     def require_timely(self, front: Sequence[PendingCall], masks: Sequence[int], since: float) -> None:
@@ -281,6 +288,10 @@ class Negotiation:
         """The keys of the calls of each rank."""
         return {rank: [self.contents[number].key for number in numbers_in(mask)] for rank, mask in enumerate(masks)}
 
+    def _is_news(self, call: PendingCall) -> bool:
+        """Whether the other ranks must hear more of a call than its number."""
+        return call.number is None or bool(call.bad or call.problem) or self.sizes.new(call.number, call.sizes)
+
     def _number(self, front: Sequence[PendingCall]) -> None:
         for call in front:
             if call.number is None:
@@ -290,6 +301,7 @@ class Negotiation:
         """Forget all numbers, on all ranks: if calls differ from step to step, most will never occur again."""
         for known in (self.contents, self._numbers, self._bits, self.bad):
             known.clear()
+        self.sizes.forget()
         self._ambiguous = 0
         self._version += 1
         for call in front:
@@ -312,6 +324,9 @@ class Negotiation:
             if known:
                 self._ambiguous |= known | 1 << number
         masks[rank] |= 1 << number
+        if "sizes" in note:
+            self.sizes.register(number, rank, note["sizes"])
+            self._resized(number)
         if note["bad"]:
             self.bad.setdefault(number, {})[rank] = note["bad"]
 
@@ -324,6 +339,14 @@ class Negotiation:
         for key, problems in said.items():
             self._fail(key, problem_error(problems, len(masks), self._transport.describe), masks)
         return bool(said)
+
+    def _fail_unfit(self, masks: list[int]) -> bool:
+        """Fail the calls that all ranks have made with sizes that do not fit, on all ranks."""
+        found = {number: ranks for number, ranks in self.sizes.wrong.items() if all(m >> number & 1 for m in masks)}
+        for number, ranks in found.items():
+            key = self.contents[number].key
+            self._fail(key, size_error(described(key), self._transport, ranks), masks)
+        return bool(found)
 
     def _fail_conflicts(self, masks: list[int]) -> bool:
         """Fail the calls whose content differs between ranks, on all ranks."""

@@ -79,7 +79,8 @@ def copies_of(
     digest = fingerprint([kind, root, options.compressor, str(how), kept, splits, *map(list, shown)])
     anyone = copies.size > 0 or splits
     reads = sum(given) > 0
-    return Batch((replace(spec, name=kept),), (item,) if anyone else (), digest, exact=not reads, tensors=shown)
+    return Batch((replace(spec, name=kept),), (item,) if anyone else (), digest, exact=not reads, tensors=shown,
+                 sizes=(copies.given, copies.taken) if splits else None)  # fmt: skip
 
 
 class Splits:

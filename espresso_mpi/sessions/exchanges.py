@@ -20,7 +20,7 @@ from ..collectives.data.reduction import ReduceOp, arithmetic
 from ..collectives.messages.agreed import SMALL, Parts
 from ..collectives.messages.agreement import fingerprint
 from ..collectives.messages.mpi_reduction import operator_of
-from ..collectives.messages.part_sizes import sizes_of
+from ..collectives.messages.part_sizes import shown
 from ..collectives.messages.transport import Transport
 from ..collectives.program import check_route
 from ..collectives.progress import Progress
@@ -295,7 +295,7 @@ def dense_alltoall(
         lambda transport, x, out: calls.alltoall(transport, x, out, sends, receives, equal), [mine, every],
         Copying(mine, every, Parts(sends, receives, begins, lands, known=equal)) if here(gradients) else None,
         tensors=((row.name, f"rows of {row}", row.device),), early=True,
-        sizes=None if equal else sizes_of(sends, receives),
+        sizes=None if equal else shown(([rows * row.nbytes for rows in sent], [rows * row.nbytes for rows in got])),
     )  # fmt: skip
 
 

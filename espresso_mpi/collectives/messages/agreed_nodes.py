@@ -115,7 +115,7 @@ class NodeAgreement:
         Args:
             header: flat uint8; not to be changed while it is used.
             ignored: bits of its first byte that may differ.
-            sizes: as of ``sizes_of``, to be compared with those of the others; None: there are none.
+            sizes: as of ``part_sizes.shown``, to be compared with those of the others; None: there are none.
         """
         self.unequal = self._sizes = None
         if sizes is None:

@@ -10,17 +10,21 @@ from espresso_mpi.errors import MismatchError
 
 from .connection import Connection
 
-Spans = Sequence[tuple[int, int]]
-"""(first, behind the last) of each rank's part of a buffer."""
+Sizes = tuple[Sequence[int], Sequence[int]]
+"""What a rank sends to each rank, and what it expects of each, in bytes or elements."""
 
 
-def sizes_of(sends: Spans, receives: Spans) -> np.ndarray:
-    """What a rank sends to each rank, and what it expects of each, in bytes or elements: to be shown; flat uint8."""
-    return np.array([[b - a for a, b in spans] for spans in (sends, receives)], np.int64).reshape(-1).view(np.uint8)
+def shown(sizes: Sizes) -> np.ndarray:
+    """As flat uint8, for messages."""
+    return np.array(sizes, np.int64).reshape(-1).view(np.uint8)
 
 
 def unequal(rows: Sequence[np.ndarray]) -> tuple[int, int] | None:
-    """(giver, taker) of the first part whose size they know differently; None: all fit. ``rows``: of all ranks."""
+    """(giver, taker) of the first part whose size they know differently; None: all fit.
+
+    Args:
+        rows: of all ranks, ``shown``.
+    """
     sizes = np.array([row.view(np.int64) for row in rows]).reshape(len(rows), 2, len(rows))
     found = np.argwhere(sizes[:, 0] != sizes[:, 1].T)
     return (int(found[0, 0]), int(found[0, 1])) if found.size else None

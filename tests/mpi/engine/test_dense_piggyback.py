@@ -236,7 +236,8 @@ def test_a_rank_that_deviates_is_named_by_all(world, open_session, layout, what)
 
 
 @pytest.mark.parametrize("last", [4, 2, 60_000], ids=["one more", "one less", "several messages more"])
-def test_splits_that_do_not_fit_are_an_error_on_all_ranks(world, open_session, layout, last):
+@pytest.mark.parametrize("compressor", ["none", "int8"])
+def test_splits_that_do_not_fit_are_an_error_on_all_ranks(world, open_session, layout, last, compressor):
     """Of a first call, of one that is made again, by handles, and where one rank must take the ordinary path."""
     session = open_session(**layout)
     size, me = world.size, world.rank
@@ -244,8 +245,8 @@ def test_splits_that_do_not_fit_are_an_error_on_all_ranks(world, open_session, l
     mine = [3] * (size - 1) + [last] if me == 0 else fit
 
     def call(splits, strided=False, blocking=True):
-        x = values(me, sum(splits) * (1 + strided), 0)[:: 1 + strided]
-        found = session.alltoall(x, splits=splits, received=fit, blocking=blocking)
+        x = np.ones(sum(splits) * (1 + strided), np.float32)[:: 1 + strided]
+        found = session.alltoall(x, splits=splits, received=fit, blocking=blocking, compressor=compressor)
         return found if blocking else found.wait()
 
     for how in ({}, {"blocking": False}, {"strided": me == size - 1}, {"strided": me == 0}):

@@ -69,10 +69,11 @@ def check_payloads(world, session, compressor):
     if me == root:
         check(gathered, parts)
     splits = [[1 + (3 * a + b) % 4 if a != b else 0 for b in range(size)] for a in range(size)]
-    for rows in (splits, [[4] * size] * size):
+    others = [[splits[b][a] for b in range(size)] for a in range(size)]  # of the same call, a step later
+    for rows in (splits, others, [[4] * size] * size):
         sent = [matrix(rank, sum(rows[rank])) for rank in range(size)]
         blocks = [np.split(sent[rank], np.cumsum(rows[rank])[:-1])[me] for rank in range(size)]
-        told = {"splits": rows[me], "received": [row[me] for row in rows]} if rows is splits else {}
+        told = {"splits": rows[me], "received": [row[me] for row in rows]} if rows in (splits, others) else {}
         check(session.alltoall(sent[me], **told, **how), blocks)
 
 
