@@ -22,6 +22,8 @@ from .ops.base import Data, idle, operations
 from .program import DecodeStep, EncodeStep, IdleStep, MoveStep, ProgramStep, compile_route, segments
 from .progress import Progress, interleave
 from .segment_run import HANDLERS, SegmentLog, SegmentRun
+from .tables.expected import Expected, expected
+from .tables.expected_call import Declined, ExpectedCall
 from .tables.gathered import gathered
 from .tables.node_call import NodeCall
 from .tables.one_call import OneCall, RepeatedTable
@@ -192,9 +194,17 @@ class Program:
         """What runs a tensor, in words: a table of operations, or Python."""
         return described("the plan has a schedule" if scheduled else obstacle(x, job) or self.table())
 
+    def expected(self) -> Expected | None:
+        """How ranks that expect it make a call by this program; None: they cannot, as far as this rank sees."""
+        runner = self._runner(0) if self.count == 1 else ""
+        if isinstance(runner, str):
+            return None
+        return expected(runner.table, self._transport.topology, self._transport.rank)
+
     def one_call(
-        self, x: Any, job: Job, recorder: Recorder, least: int, room: Callable[[int], int]
-    ) -> RepeatedTable | None:
+        self, x: Any, job: Job, recorder: Recorder, least: int, room: Callable[[int], int],
+        declined: Declined | None = None,
+    ) -> RepeatedTable | None:  # fmt: skip
         """What synchronises a tensor together with the exchange of headers.
 
         None if the program has several segments, Python must do a part of it, or other ranks notice something of it
@@ -202,11 +212,15 @@ class Program:
 
         Args:
             least: as of ``RepeatedTable``; room: as of ``NodeCall``.
+            declined: of a call that all ranks expect; None: they do not.
         """
         runner = "" if self.count > 1 or obstacle(x, job) else self._runner(0)
         window = self._transport.window_on_host(self._transport.node)
         if isinstance(runner, str) or runner.table.stages:
             return None
+        if declined is not None:
+            made = TableRunner(declined.expected.table, self._transport, [self.n])
+            return ExpectedCall(declined, room, made, job, x, recorder, least)
         if window is not None:
             return OneCall(window, runner, job, x, recorder, least) if runner.halts else None
         messages = gathered(runner.table, self._transport.topology.size)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 from ..arrays import device
@@ -181,7 +182,10 @@ class Dispatcher(Piggybacking):
         ready = [found for bucket, members, skip in runs if (found := self._ready(bucket, members, skip)) is not None]
         buckets = self._payload_buckets.together(ready, self._options)
         if len(new) == len(buckets) == 1 == len(buckets[0]) and not isinstance(self.runner, LaneRunner):
-            self._piggybacks.remember(new[0], buckets[0][0].bucket)
+            bucket = buckets[0][0].bucket
+            self._piggybacks.remember(
+                new[0], bucket, partial(self._programs.of, bucket, 0, self._options.segment_bytes)
+            )
         alone = len(buckets) == 1 and not self.runner.busy and not isinstance(self.runner, LaneRunner)
         for together in buckets:
             for segment in self._segments(together, alone):

@@ -55,9 +55,7 @@ class Engine(Rounds):
         self.nonfinite = NonFinite(transport, recorder)
         self._driver = Driver(self, transport)
         self._dispatcher = Dispatcher(transport, options, sync_state, recorder, self.nonfinite, self._finish)
-        self._negotiation = Negotiation(
-            transport, self._finish, self._dispatcher.forget_numbers, self._dispatcher.forget_arrangement
-        )
+        self._negotiation = Negotiation(transport, self._finish, self._dispatcher)
         self._inbox = Inbox(self._driver, self.nonfinite.begin)
         self._ends = GpuEnds(self._end, self.tally)
         self.unfinished: dict[int, PendingCall] = {}

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from operator import and_, or_
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from .announced_sizes import AnnouncedSizes
 from .calls import PendingCall
 from .dense_piggyback import DensePiggyback
 from .diagnostics import CallKey, Content, absent_error, conflict_error, described, problem_error
+from .expectation import Expectation
 from .table_piggyback import TablePiggyback
 
 _NEWS, _BLOCKED, _STUCK, _FAST_PATH, _WHOLE = 1, 2, 4, 8, 16
@@ -86,14 +87,29 @@ class RoundResult:
         return self.blocked and all(flag & _STUCK for flag in self.flags)
 
 
+class Numbered(Protocol):
+    """What is known of calls by their numbers; all of it is called on all ranks at once."""
+
+    def forget_numbers(self) -> None:
+        """The numbers have become invalid."""
+
+    def forget_arrangement(self, number: int) -> None:
+        """A rank has announced other sizes of the parts of a call."""
+
+    def expects(self, number: int) -> bool:
+        """Whether the ranks make a call in the way of expected ones, if they expect it."""
+
+    def expect_no_more(self, number: int) -> None:
+        """All ranks have made a call that was expected, but not all of them in that way."""
+
+
 class Negotiation:
     """The calls of this rank that wait to start, and what is known of the calls of other ranks.
 
     Args:
         transport: the messages.
         finish: called with a call that has failed.
-        forgotten: called when the numbers of calls become invalid, on all ranks at once.
-        resized: likewise, with the number of a call of which a rank has announced other sizes.
+        numbered: what is known of calls by their numbers.
 
     Attributes:
         declared: calls that wait to start, by key.
@@ -102,11 +118,9 @@ class Negotiation:
         sizes: of the parts of calls.
     """
 
-    def __init__(
-        self, transport: Transport, finish: Callable[[PendingCall], None], forgotten: Callable[[], None],
-        resized: Callable[[int], None],
-    ) -> None:  # fmt: skip
-        self._transport, self._finish, self._forgotten, self._resized = transport, finish, forgotten, resized
+    def __init__(self, transport: Transport, finish: Callable[[PendingCall], None], numbered: Numbered) -> None:
+        self._transport, self._finish, self._numbered = transport, finish, numbered
+        self._expectation = Expectation()
         self.sizes = AnnouncedSizes(transport.topology.size, transport.rank)
         self.declared: dict[CallKey, deque[PendingCall]] = {}
         self.contents: list[Content] = []
@@ -163,13 +177,29 @@ class Negotiation:
 
     # --- rounds -------------------------------------------------------------------------------------------------------
 
+    def expected(self, idle: bool) -> int | None:
+        """The number of the call that all ranks expect in the round that begins; None: they expect none.
+
+        Args:
+            idle: as of ``compare``.
+        """
+        number = self._expectation.next if idle else None
+        asked = number if number is not None and self._numbered.expects(number) else None
+        self._expectation.asked = asked
+        return asked
+
+    def came(self, number: int) -> None:
+        """All ranks have made a call in one exchange."""
+        self._expectation.came(number)
+
     def compare(
         self,
         front: Sequence[PendingCall],
         idle: bool,
         blocked: bool,
         stuck: bool,
-        find_piggyback: Callable[[], Piggyback | None],
+        find_piggyback: Callable[[int | None], Piggyback | None],
+        decline: Callable[[int, Piggyback | None], None],
     ) -> RoundResult:
         """Exchange headers with all ranks.
 
@@ -178,27 +208,33 @@ class Negotiation:
             idle: no segment is active.
             blocked: a thread waits on this rank.
             stuck: this rank has made no progress for a while.
-            find_piggyback: returns the data of the only call in front, if they may be piggybacked on the header.
+            find_piggyback: returns the data of the only call in front, if they may be piggybacked on the header; gets
+                the number of the call that is expected.
+            decline: gets a call that is expected and the data that are piggybacked; takes part in the messages of the
+                call, unless these are data of it.
         """
         self._number(front)
         news = [call for call in front if not call.announced and self._is_news(call)]
         if idle and self._full:
             self._forget(front)
         size = self.header_size
-        piggyback = find_piggyback() if idle and not news else None
+        expected = self.expected(idle)
+        piggyback = find_piggyback(expected) if idle and not news else None
         data = _WHOLE if isinstance(piggyback, fast_path.WholePiggyback) else _FAST_PATH * (piggyback is not None)
         flag = _NEWS * bool(news) | _BLOCKED * blocked | _STUCK * stuck | data
         mine = [call.number for call in front if call.number is not None and call.problem is None]
         header = self._header(flag, mine)
+        if expected is not None:
+            decline(expected, piggyback)
         if piggyback is not None:
-            return self._shown(header, piggyback)
+            return self._shown(header, piggyback, mine[0])
         room = fast_path.room(size, self._transport) if idle else size
         return self._result(gather_small(self._transport, header, room), news)
 
     def show(self, call: PendingCall, piggyback: Piggyback) -> RoundResult:
         """As ``compare``, for the only call in front, which is waited for: its data are piggybacked on the header."""
         assert call.number is not None
-        return self._shown(self._header(_BLOCKED | _FAST_PATH, (call.number,)), piggyback)
+        return self._shown(self._header(_BLOCKED | _FAST_PATH, (call.number,)), piggyback, call.number)
 
     def repeated_header(self, call: PendingCall, signature: tuple[Any, ...]) -> np.ndarray | None:
         """The header for a call that has begun before, as of ``show``; None: it has no number, or must not be shown.
@@ -225,13 +261,13 @@ class Negotiation:
         self._number((call,))
         return call.number is not None and call.number not in self.bad and not self._failed_early.get(call.key)
 
-    def _shown(self, header: np.ndarray, piggyback: Piggyback) -> RoundResult:
+    def _shown(self, header: np.ndarray, piggyback: Piggyback, number: int) -> RoundResult:
         messages = piggyback.exchange(header, OWN_STATE)
-        return (
-            RoundResult([], [], [], [], piggyback)
-            if piggyback.met or not messages
-            else self._result(messages, (), piggyback)
-        )
+        if piggyback.met:
+            self.came(number)
+        if piggyback.met or not messages:
+            return RoundResult([], [], [], [], piggyback)
+        return self._result(messages, (), piggyback)
 
     def _result(
         self, messages: Sequence[np.ndarray], news: Sequence[PendingCall], piggyback: Piggyback | None = None
@@ -245,7 +281,14 @@ class Negotiation:
             notes = [(rank, n) for rank, found in enumerate(allgather_json(self._transport, text)) for n in found]
             for call in news:
                 call.announced = True
+        self._learn(None if notes or len(set(masks)) > 1 or masks[0].bit_count() != 1 else masks[0].bit_length() - 1)
         return RoundResult(flags, masks, notes, messages, piggyback)
+
+    def _learn(self, number: int | None) -> None:
+        """The ranks have made a call, as the only one of each, by an exchange of headers; None: they have not."""
+        if number is not None and number == self._expectation.asked:
+            self._numbered.expect_no_more(number)
+        self._expectation.came(number)
 
     def _header(self, flag: int, numbers: Sequence[int]) -> np.ndarray:
         """Flags and bits of this rank as flat uint8, not to be changed: that of the last round if it is equal."""
@@ -302,11 +345,12 @@ class Negotiation:
         for known in (self.contents, self._numbers, self._bits, self.bad):
             known.clear()
         self.sizes.forget()
+        self._expectation.forget()
         self._ambiguous = 0
         self._version += 1
         for call in front:
             call.number, call.announced = None, False
-        self._forgotten()
+        self._numbered.forget_numbers()
 
     def _register(self, rank: int, note: Mapping[str, Any], masks: list[int]) -> None:
         """Register a call that is new, or whose values are not finite."""
@@ -326,7 +370,7 @@ class Negotiation:
         masks[rank] |= 1 << number
         if "sizes" in note:
             self.sizes.register(number, rank, note["sizes"])
-            self._resized(number)
+            self._numbered.forget_arrangement(number)
         if note["bad"]:
             self.bad.setdefault(number, {})[rank] = note["bad"]
 

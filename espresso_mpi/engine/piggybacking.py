@@ -50,10 +50,11 @@ class Piggybacking:
         known = call.problem is None and call.batch is not None and self._piggybacks.knows(call.batch)
         return known and not self._options.debug
 
-    def piggyback(self, call: PendingCall, search: bool = False) -> Piggyback | None:
+    def piggyback(self, call: PendingCall, expected: int | None, search: bool = False) -> Piggyback | None:
         """The data of a call that may take the fast path; None if it may not.
 
         Args:
+            expected: the number of the call that all ranks expect; None: they expect none.
             search: look for values that cannot be summed first; only for calls that ``may_piggyback``.
         """
         assert call.number is not None
@@ -70,7 +71,7 @@ class Piggybacking:
             program = self._piggybacks.program_of(call.number)
             program = program or self._programs.of(bucket, job.step, self._options.segment_bytes)
             x = call.gradients[bucket.members[0][1].index].array
-            return self._piggybacks.piggyback(call.number, program, x, job, state, search)
+            return self._piggybacks.piggyback(call.number, program, x, job, state, search, call.number == expected)
         if search:
             return None
         buckets, whole = self._fast.get(call.number), self._whole.get(call.number)  # known once the call was run
@@ -81,6 +82,18 @@ class Piggybacking:
         if whole and x is not None:
             return fast_path.WholePiggyback(self._transport, self._window, whole, x)
         return fast_path.Piggyback(self._transport, self._window, buckets, arrays) if buckets else None
+
+    def expects(self, number: int) -> bool:
+        """Whether the ranks make a call in the way of expected ones, if they expect it."""
+        return self._piggybacks.expects(number)
+
+    def decline(self, number: int, header_size: int) -> None:
+        """Take part in a call that the ranks expect, and that this one does not make so. Collective."""
+        self._piggybacks.decline(number, header_size)
+
+    def expect_no_more(self, number: int) -> None:
+        """All ranks have made a call that was expected, but not all of them in that way."""
+        self._piggybacks.expect_no_more(number)
 
     def remember_action(self, call: PendingCall) -> None:
         """An action begins on the ordinary path; a barrier does nothing beyond that, so that ranks need only agree."""

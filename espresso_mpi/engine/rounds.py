@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from . import fast_path
@@ -38,7 +39,10 @@ class Rounds(Settling):
             self.unfinished[id(call)] = call
         negotiation, sent = self._negotiation, self._transport.sent
         known = len(self.unfinished) == 1 and negotiation.knows(call)
-        piggyback = self._dispatcher.piggyback(call, search=True) if known else None
+        expected = negotiation.expected(idle=True) if known else None
+        piggyback = self._dispatcher.piggyback(call, expected, search=True) if known else None
+        if expected is not None and not _is_expected(piggyback):
+            piggyback = None  # it is declined first, in an ordinary round
         result = None if piggyback is None else self._timed([call], lambda: negotiation.show(call, piggyback))
         if result is None or result.odd:  # nothing was done
             with self._driver.changed:
@@ -74,9 +78,13 @@ class Rounds(Settling):
             if prepared is None:
                 return None
             self.unfinished[id(placeholder)], self._transport.waiter.what = placeholder, placeholder.title
+            expected = negotiation.expected(idle=True)
+            if expected is not None:
+                dispatcher.decline(expected, header.size)
             done = moves.begin(prepared.agreed, header, OWN_STATE)
             if done and moves.rest is None and prepared.rest is None:
                 del self.unfinished[id(placeholder)]
+                negotiation.came(number)
                 self._end_repeated(number, prepared)
                 return placeholder
             piggyback, ended = DensePiggyback(self._transport, prepared, moves, begun=done), [placeholder]
@@ -122,8 +130,13 @@ class Rounds(Settling):
         stuck = self._stuck_since is not None and time.perf_counter() - self._stuck_since > GRACE
         idle = not self._dispatcher.runner.busy
         blocked = self._driver.callers > 0 and not self._inbox and not self._ends  # else what waits is its GPU
-        compare = self._negotiation.compare
-        return self._timed(front, lambda: compare(front, idle, blocked, stuck, lambda: self._piggyback_of(front)))
+        compare, find = self._negotiation.compare, partial(self._piggyback_of, front)
+        return self._timed(front, lambda: compare(front, idle, blocked, stuck, find, self._decline))
+
+    def _decline(self, expected: int, piggyback: Piggyback | None) -> None:
+        """Take part in the call that the ranks expect, unless the data are those of this call."""
+        if not _is_expected(piggyback):
+            self._dispatcher.decline(expected, self._negotiation.header_size)
 
     def _timed(self, front: list[PendingCall], exchange: Callable[[], RoundResult]) -> RoundResult:
         """Exchange headers, and record the time."""
@@ -144,7 +157,7 @@ class Rounds(Settling):
             self._recorder.add("wait", "", 0, 0, start, min(stop, start + waited))
         return result
 
-    def _piggyback_of(self, front: list[PendingCall]) -> Piggyback | None:
+    def _piggyback_of(self, front: list[PendingCall], expected: int | None) -> Piggyback | None:
         """The data of the only call of this rank, if they may be piggybacked on the header."""
         if len(front) != 1 or front[0].number is None or self._actions or self._options.debug:
             return None
@@ -152,4 +165,9 @@ class Rounds(Settling):
             return None
         if front[0].batch is None and front[0].exchange is None:
             return None
-        return self._dispatcher.piggyback(front[0])
+        return self._dispatcher.piggyback(front[0], expected)
+
+
+def _is_expected(piggyback: Piggyback | None) -> bool:
+    """Whether these are the data of a call that all ranks expect."""
+    return isinstance(piggyback, TablePiggyback) and piggyback.expected

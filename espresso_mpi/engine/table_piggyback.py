@@ -11,7 +11,7 @@ and ``piggyback_limit`` allows it (``NodeCall``).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,8 +21,10 @@ import numpy as np
 from ..collectives import ranges
 from ..collectives.executor import Program
 from ..collectives.job import Job
+from ..collectives.messages.agreement import floats
 from ..collectives.messages.transport import Transport
 from ..collectives.tables import interpreter, piggyback
+from ..collectives.tables.expected_call import Declined, ExpectedCall
 from ..collectives.tables.one_call import RepeatedTable
 from ..state.store import SyncState
 from ..tracing.recording import Recorder
@@ -50,10 +52,12 @@ class TablePiggyback:
     Attributes:
         met: whether all ranks have shown the same header. The tensor holds the mean then, and the times are recorded.
         odd: whether there are such values. Then nothing was done.
+        expected: whether the call was expected.
     """
 
     def __init__(self, prepared: RepeatedTable, x: Any, job: Job, search: bool = False) -> None:
         self._prepared, self._x, self._job, self._search = prepared, x, job, search
+        self.expected = isinstance(prepared, ExpectedCall)
         self.met = self.odd = False
 
     def exchange(self, header: np.ndarray, ignored: int) -> Sequence[np.ndarray]:
@@ -98,12 +102,19 @@ class TablePiggybacks:
         self._settled: set[int] = set()
         self._batches: dict[int, Batch] = {}  # alive, so no other gets their ids
         self._prepared: dict[int, _Prepared] = {}
+        self._expected: dict[int, Declined | None] = {}  # None: some rank cannot
 
-    def remember(self, call: PendingCall, bucket: Bucket) -> None:
+    def remember(self, call: PendingCall, bucket: Bucket, program: Callable[[], Program]) -> None:
         """Let a call take the fast path from now on, if its only bucket is one compressed tensor of a small size."""
         small = bucket.dtype == "float32" and 4 * bucket.size <= _LARGEST
         alone = bucket.shares is not None and not bucket.strategy.route.sums_payloads
-        if call.number is not None and alone and small and (self._window is not None or self._between_nodes(bucket)):
+        if call.number is None or not (alone and small):
+            return
+        if (
+            self._window is not None
+            or self._between_nodes(bucket)
+            or self._may_be_expected(call.number, bucket, program)
+        ):
             self._buckets[call.number] = bucket
             if bucket.compressor is not None and bucket.compressor.at(None) is bucket.compressor:
                 self._settled.add(call.number)
@@ -120,6 +131,31 @@ class TablePiggybacks:
         nbytes, ways = bucket.compressor.at(None).nbytes(bucket.size), piggyback_limit.ways_of_payloads(transport)
         return piggyback_limit.fits(nbytes, transport, bucket.strategy.route, ways)
 
+    def _may_be_expected(self, number: int, bucket: Bucket, program: Callable[[], Program]) -> bool:
+        """Whether the ranks can expect a call with a tensor. Collective, once for each call."""
+        if bucket.compressor is None or bucket.compressor.at(None) is not bucket.compressor:
+            return False  # its messages have other sizes in other steps
+        if number not in self._expected:
+            found = program().expected()
+            everywhere = floats(self._transport, found is not None).min() > 0
+            self._expected[number] = Declined(found, self._transport) if found is not None and everywhere else None
+        return self._expected[number] is not None
+
+    def expects(self, number: int) -> bool:
+        """Whether the ranks make a call in the way of expected ones, if they expect it."""
+        return self._expected.get(number) is not None
+
+    def decline(self, number: int, header_size: int) -> None:
+        """Take part in a call that the ranks expect, and that this one does not make so. Collective."""
+        declined = self._expected[number]
+        assert declined is not None
+        declined.run(header_size)
+
+    def expect_no_more(self, number: int) -> None:
+        """All ranks have made a call that was expected, but not all of them in that way."""
+        self._expected[number] = None
+        self._buckets.pop(number, None)
+
     def bucket_of(self, number: int) -> Bucket | None:
         """The tensor of a call that may take the fast path."""
         return self._buckets.get(number)
@@ -135,19 +171,28 @@ class TablePiggybacks:
 
     def forget(self) -> None:
         """The numbers of calls have become invalid."""
-        for known in (self._buckets, self._batches, self._settled):
+        for known in (self._buckets, self._batches, self._settled, self._expected):
             known.clear()
         self._prepared.clear()
 
     def piggyback(
-        self, number: int, program: Program, x: Any, job: Job, state: SyncState, search: bool
+        self, number: int, program: Program, x: Any, job: Job, state: SyncState, search: bool, expected: bool
     ) -> TablePiggyback | None:
-        """The payload of a tensor; None where a resharded residual waits for it, or no table can stop in time."""
+        """The payload of a tensor; None where a resharded residual waits for it, or no table can stop in time.
+
+        Args:
+            expected: whether the ranks expect this call.
+        """
+        declined = self._expected.get(number)
+        if declined is not None and not expected:
+            return None
         if state.store.any_pending or not isinstance(x, np.ndarray) or not x.flags.carray:
             return None
         known = self._prepared.get(number)
         if known is None or not known.fits(program, state):
-            call = program.one_call(x, job, self._recorder, self._least, partial(room, transport=self._transport))
+            call = program.one_call(
+                x, job, self._recorder, self._least, partial(room, transport=self._transport), declined
+            )
             if call is None:
                 return None
             self._prepared.pop(number, None)

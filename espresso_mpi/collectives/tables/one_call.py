@@ -17,11 +17,11 @@ from espresso_mpi.tracing.ledger import Ledger, LedgerInterval
 from espresso_mpi.tracing.recording import Recorder
 
 from ..job import Job
-from ..messages import headers, shared_memory
+from ..messages import headers
 from ..messages.window import SharedWindow
 from . import interpreter, piggyback
 from .operations import BUFFERS
-from .running import TableRunner, compiled_messages, count_cut, intervals_of, keys_of, residuals_of, wait_for_ranks
+from .running import TableRunner, compiled_messages, count_cut, intervals_of, keys_of, residuals_of, run_compiled
 
 _ALIGN = 64
 
@@ -105,7 +105,7 @@ class RepeatedTable:
         try:
             return self._run(header, ignored)
         except BaseException:
-            if self._state[interpreter.MODE] in (interpreter.HALTS, piggyback.MEETS):  # there are copies
+            if self._state[interpreter.MODE] not in (piggyback.BEGINS, interpreter.RUNS):  # there are copies
                 self.undo()
             raise
 
@@ -149,26 +149,13 @@ class OneCall(RepeatedTable):
         if header is not self._header:
             self._take(header)
         self._setup[headers.IGNORED] = ignored
-        why = self._go()
+        why = run_compiled(
+            piggyback.run, (self._setup, self._heads, self._sizes), self._runner, self._places, self._ledger.row,
+            self._messages, self._window, self._state, self,
+        )  # fmt: skip
         if why != piggyback.ODD:
             self._window.bytes_sent += header.size * (self._sizes.size - 1)
         return why
-
-    def _go(self) -> int:
-        state, table, window, transport = self._state, self._runner.table, self._window, self._runner.transport
-        waiter = transport.waiter
-        while True:
-            waited = int(state[shared_memory.WAITED])
-            state[interpreter.EPOCH], state[interpreter.USES] = window.position
-            why: int = piggyback.run(
-                self._setup, self._heads, self._sizes, table.rows, table.values, self._places, self._ledger.row,
-                window.flags, window.places, self._messages.flag, self._messages.calls, state, waiter.pace,
-            )  # fmt: skip
-            window.position = int(state[interpreter.EPOCH]), int(state[interpreter.USES])
-            waiter.waited += (int(state[shared_memory.WAITED]) - waited) * 1e-9
-            if why >= interpreter.ENDED:
-                return why
-            wait_for_ranks(self._runner, why, state, self._messages, window, self)
 
     def _take(self, header: np.ndarray) -> None:
         """Use another header from now on."""

@@ -14,7 +14,7 @@ from ..messages import headers, shared_memory
 from ..messages.headers import SETUP
 from ..messages.window_places import COUNT, ME
 from . import interpreter
-from .interpreter import AT, EPOCH, HALTED, HALTS, MODE, RUNS, USES
+from .interpreter import AT, EPOCH, GOING, HALTED, HALTS, MODE, RUNS, USES
 
 ODD, DIFFERENT = interpreter.ENDED + 1, interpreter.ENDED + 2
 """More reasons why ``run`` returned: values are too large, or the headers differ."""
@@ -32,7 +32,7 @@ SEARCHED, SEARCHED_UNTIL, ASKED, ANSWERED, MARKS = range(5)
 
 
 @host.inline
-def _note(marks, number, state):  # type: ignore[no-untyped-def]
+def note(marks, number, state):  # type: ignore[no-untyped-def]
     headers.note(marks, marks.shape[0] - MARKS + number, state)
 
 
@@ -44,14 +44,23 @@ def _keep(setup, places):  # type: ignore[no-untyped-def]
 
 
 @host.inline
+def search_and_keep(setup, places, marks, state):  # type: ignore[no-untyped-def]
+    """Look for values that are too large, and copy the residuals; returns ``GOING`` or ``ODD``."""
+    note(marks, SEARCHED, state)
+    if setup[LEAST] and not in_range(places[setup[ARRAY]], setup[ELEMENTS], setup[LEAST]):
+        return ODD
+    note(marks, SEARCHED_UNTIL, state)
+    _keep(setup, places)
+    return GOING
+
+
+@host.inline
 def begin(setup, rows, parameters, places, marks, flags, window, flag, mpi, state, pace):  # type: ignore[no-untyped-def]
     """Run up to the first barrier; returns ``HALTED`` there, ``ODD``, or another reason. Arguments: as of ``run``."""
     if state[MODE] == BEGINS:
-        _note(marks, SEARCHED, state)
-        if setup[LEAST] and not in_range(places[setup[ARRAY]], setup[ELEMENTS], setup[LEAST]):
-            return ODD
-        _note(marks, SEARCHED_UNTIL, state)
-        _keep(setup, places)
+        why = search_and_keep(setup, places, marks, state)
+        if why != GOING:
+            return why
         state[MODE] = HALTS
     return interpreter.run(rows, parameters, places, marks, flags, window, flag, mpi, state, pace)
 
@@ -70,7 +79,7 @@ def run(setup, heads, sizes, rows, parameters, places, marks, flags, window, fla
         why = begin(setup, rows, parameters, places, marks, flags, window, flag, mpi, state, pace)
         if why != HALTED:
             return why
-        _note(marks, ASKED, state)
+        note(marks, ASKED, state)
         headers.show(setup, flags, window, state[USES] % 2)
         state[MODE] = MEETS
     if state[MODE] == MEETS:
@@ -79,7 +88,7 @@ def run(setup, heads, sizes, rows, parameters, places, marks, flags, window, fla
         half = state[USES] % 2
         state[EPOCH] += 1
         state[USES] += 1
-        _note(marks, ANSWERED, state)
+        note(marks, ANSWERED, state)
         if not headers.same(setup, flags, window, half):
             headers.receive(setup, heads, sizes, flags, window, half)
             return DIFFERENT

@@ -194,32 +194,10 @@ class Active:
         Raises:
             RankTimeoutError: a rank did not come within the timeout; TransportError: MPI failed.
         """
-        state, waiter = self._state, self._transport.waiter
-        while True:
-            before = int(state[shared_memory.WAITED])
-            why = self._compiled()
-            waiter.waited += (int(state[shared_memory.WAITED]) - before) * 1e-9
-            if why < interpreter.AT_BARRIER or why == interpreter.ENDED:
-                return why
-            self._wait(why)
-
-    def _compiled(self) -> int:
-        """Run the compiled function once."""
-        table, state, messages, window = self._table, self._state, self._messages, self._window
-        flags, places = NO_FLAGS, NO_WINDOW
-        if window is not None:
-            flags, places = window.flags, window.places
-            state[interpreter.EPOCH], state[interpreter.USES] = window.position
-        why: int = interpreter.run(
-            table.rows, table.values, self._places, self._marks, flags, places, messages.flag, messages.calls, state,
-            self._transport.waiter.pace,
+        return run_compiled(
+            interpreter.run, (), self._runner, self._places, self._marks, self._messages, self._window, self._state,
+            self.run,
         )  # fmt: skip
-        if window is not None:
-            window.position = int(state[interpreter.EPOCH]), int(state[interpreter.USES])
-        return why
-
-    def _wait(self, why: int) -> None:
-        wait_for_ranks(self._runner, why, self._state, self._messages, self._window, self.run)
 
     def record(self) -> None:
         """Record times, bytes, and values that were cut."""
@@ -269,6 +247,40 @@ def keys_of(table: OperationTable, jobs: Sequence[Job]) -> list[int]:
 def compiled_messages(transport: Transport, table: OperationTable) -> Any:
     """Memory for the messages of a table."""
     return transport.calls(table.messages) if table.messages else _NO_MESSAGES
+
+
+def run_compiled(
+    compiled: Callable[..., int], before: Sequence[np.ndarray], runner: TableRunner, places: np.ndarray,
+    marks: np.ndarray, messages: Any, window: SharedWindow | None, state: np.ndarray, alive: Any,
+    patience: float = 1.0,
+) -> int:  # fmt: skip
+    """Call compiled code until it has ended, and wait with the checks of the waiter where it has polled for long.
+
+    Args:
+        compiled: takes ``before`` and then the arguments of ``interpreter.run``.
+        alive: as of ``wait_for_ranks``.
+        patience: times the timeout that messages may take, for ranks whose peers wait for others themselves.
+
+    Returns:
+        A reason before ``interpreter.AT_BARRIER`` or from ``interpreter.ENDED`` on.
+    """
+    table, waiter = runner.table, runner.transport.waiter
+    flags, where = (NO_FLAGS, NO_WINDOW) if window is None else (window.flags, window.places)
+    while True:
+        waited = int(state[shared_memory.WAITED])
+        if window is not None:
+            state[interpreter.EPOCH], state[interpreter.USES] = window.position
+        why = compiled(
+            *before, table.rows, table.values, places, marks, flags, where, messages.flag, messages.calls, state,
+            waiter.pace,
+        )  # fmt: skip
+        if window is not None:
+            window.position = int(state[interpreter.EPOCH]), int(state[interpreter.USES])
+        waiter.waited += (int(state[shared_memory.WAITED]) - waited) * 1e-9
+        if why < interpreter.AT_BARRIER or why >= interpreter.ENDED:
+            return why
+        with waiter.patience(patience if why == interpreter.AT_MESSAGES else 1.0):
+            wait_for_ranks(runner, why, state, messages, window, alive)
 
 
 def wait_for_ranks(

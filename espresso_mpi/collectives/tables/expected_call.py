@@ -1,0 +1,160 @@
+"""As ``one_call`` on several nodes, for a call that all ranks expect: headers travel beside the first messages."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from espresso_mpi.arrays import device
+
+from ..messages import headers
+from ..messages.leader_gather import LeaderGather, gather_for
+from ..messages.transport import Transport
+from . import expecting, interpreter, piggyback
+from .expected import LONGEST, SIZE, Expected, width_of
+from .one_call import RepeatedTable
+from .operations import BUFFERS
+from .running import TableRunner, compiled_messages, run_compiled
+
+_PATIENCE = 1.5
+"""Times the timeout that a peer may take: it waits for the ranks of its node first, and names the one that is late."""
+
+_NO_GATHER: Any = None
+
+
+class ExpectedCall(RepeatedTable):
+    """A call, made by ranks that all expect it.
+
+    Args:
+        declined: takes part in the messages if the ranks of the node differ.
+        room: from the bytes of a header, the most bytes of a message of an ordinary exchange of headers.
+        runner: of the table of ``declined.expected``.
+        others: as of ``RepeatedTable``.
+    """
+
+    def __init__(self, declined: Declined, room: Callable[[int], int], runner: TableRunner, *others: Any) -> None:
+        self._expected, self._room, self._declined = declined.expected, room, declined
+        expected = self._expected
+        self._before = np.empty(0, np.float32)
+        super().__init__(runner, *others)
+        transport = runner.transport
+        self._window = transport.window_on_host(transport.node) if expected.meets or runner.by_window else None
+        theirs = device.begin_of(self._buffers[1]) + expected.theirs
+        self._told = np.array([theirs, len(expected.peers), expected.meets], np.int64)
+        self._header, self._width = np.empty(0, np.uint8), 0
+        self._gather: LeaderGather = _NO_GATHER
+
+    def _prepared(self, size: int) -> np.ndarray:
+        """Sums of the node replace the array before all headers are compared: it is copied like residuals."""
+        setup = super()._prepared(size)
+        if not self._expected.meets:
+            return setup
+        self._before = np.empty(size, np.float32)
+        return np.append(setup, [BUFFERS, device.begin_of(self._before), self._before.nbytes])
+
+    def _run(self, header: np.ndarray, ignored: int) -> int:
+        if header is not self._header:
+            self._take(header)
+        self._setup[headers.IGNORED] = ignored
+        why = run_compiled(
+            expecting.run, (self._setup, self._told), self._runner, self._places, self._ledger.row, self._messages,
+            self._window, self._state, self, _PATIENCE,
+        )  # fmt: skip
+        if why == piggyback.ODD:
+            return why
+        self._declined.count_shown(header.size)
+        if why == piggyback.DIFFERENT:
+            if self._state[interpreter.MODE] == piggyback.MEETS:
+                self._declined.exchange(header.size)
+            transport = self._runner.transport
+            self._gather = gather_for(transport, self._room(header.size))
+            self._gather.run(header)
+        return why
+
+    def _take(self, header: np.ndarray) -> None:
+        """Use another header from now on."""
+        self._setup[headers.HEADER], self._setup[headers.SIZE] = device.address(header), header.size
+        at, width = self._expected.own, width_of(header.size)
+        memory = self._buffers[0][at : at + SIZE + header.size]
+        memory[:SIZE].view(np.int64)[0] = header.size
+        memory[SIZE:] = header
+        if width != self._width:
+            self._expected.set_width(self._runner.table.rows, width)
+        self._header, self._width = header, width
+
+    @property
+    def headers(self) -> Sequence[np.ndarray]:
+        """See ``RepeatedTable``."""
+        return self._gather.messages
+
+    def undo(self) -> None:
+        """See ``RepeatedTable``; the array as well."""
+        super().undo()
+        if self._before.size:
+            ctypes.memmove(int(self._places[BUFFERS]), self._before.ctypes.data, self._before.nbytes)
+
+    def record(self) -> None:
+        """See ``RepeatedTable``."""
+        table, transport = self._runner.table, self._runner.transport
+        transport.count_sent(table.posted, table.window, self._window)
+        self._declined.count_headers(self._width)
+        super().record()
+
+
+class Declined:
+    """Takes part in the first messages of a call that this rank does not make, though all expect it.
+
+    Args:
+        expected: how the call is made; transport: what it uses.
+
+    Attributes:
+        expected: as given.
+    """
+
+    def __init__(self, expected: Expected, transport: Transport) -> None:
+        self.expected, self._transport = expected, transport
+        self._runner = TableRunner(expected.other, transport, [])
+        self._buffers = [np.zeros(room, np.uint8) for room in expected.other.room[:2]]
+        self._places = np.array([*map(device.begin_of, self._buffers), 0, 0], np.int64)
+        self._messages = compiled_messages(transport, expected.other)
+        self._window = transport.window_on_host(transport.node) if expected.meets else None
+        self._marks = np.zeros((1, 2), np.int64)
+        here = set(transport.node)
+        self._near = sum(peer in here for peer in expected.peers)
+
+    def run(self, header: int) -> None:
+        """Decline; ``header``: the bytes that headers have. Collective.
+
+        Raises:
+            RankTimeoutError: a rank did not come within the timeout; TransportError: MPI failed.
+        """
+        self.count_shown(0)
+        self._go(header, piggyback.MEETS if self.expected.meets else interpreter.RUNS)
+
+    def exchange(self, header: int) -> None:
+        """As ``run``, for the messages alone: the ranks of the node have met."""
+        self._go(header, interpreter.RUNS)
+
+    def count_shown(self, nbytes: int) -> None:
+        """Count what this rank has shown to those of its node."""
+        if self._window is not None:
+            self._window.bytes_sent += nbytes * (self._window.count - 1)
+
+    def count_headers(self, width: int) -> None:
+        """Count messages of so many bytes with headers."""
+        far = len(self.expected.peers) - self._near
+        self._transport.count_sent((self._near * width, far * width), 0, None)
+
+    def _go(self, header: int, mode: int) -> None:
+        width, state = width_of(header), np.zeros(interpreter.STATE + 1, np.int64)
+        assert width <= LONGEST, "headers are not that long"
+        state[interpreter.MODE] = mode
+        self.expected.set_width(self._runner.table.rows, width)
+        run_compiled(
+            expecting.decline, (), self._runner, self._places, self._marks, self._messages, self._window, state, self,
+            _PATIENCE,
+        )  # fmt: skip
+        self.count_headers(width)

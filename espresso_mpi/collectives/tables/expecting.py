@@ -1,0 +1,102 @@
+"""The compiled part of calls that all ranks expect: a table with the headers beside its first messages."""
+
+from __future__ import annotations
+
+from numba import carray, types
+
+from espresso_mpi.compressors.kernels.cpu import host
+from espresso_mpi.compressors.kernels.cpu.entries import pointer_to
+
+from ..messages import headers, shared_memory
+from ..messages.headers import HEADER, IGNORED
+from ..messages.headers import SIZE as HEADER_SIZE
+from ..messages.shared_memory import STEP
+from ..messages.window_places import COUNT, ME
+from . import interpreter, piggyback
+from .expected import LONGEST, SIZE
+from .interpreter import EPOCH, MODE, PYTHON, RUNS, USES
+from .piggyback import BEGINS, MEETS
+
+LEADS, ASKS = MEETS + 1, MEETS + 2
+"""More modes: before the headers; the headers and the first messages are under way."""
+
+THEIRS, PEERS, GROUPED, TOLD = range(4)
+"""Places of ``told``, an int64 array, and its length: the address of the headers of peers; how many they are; and
+whether the ranks of the node compare their headers first."""
+
+_bytes_at, _number_at = pointer_to(types.uint8), pointer_to(types.int64)
+
+
+@host.inline
+def _all_equal(setup, told):  # type: ignore[no-untyped-def]
+    """Whether all peers have sent the header of this rank, but for the bits that may differ."""
+    size = setup[HEADER_SIZE]
+    mine = carray(_bytes_at(setup[HEADER]), (size,))
+    for number in range(told[PEERS]):
+        at = told[THEIRS] + number * LONGEST
+        if carray(_number_at(at), (1,))[0] != size:
+            return False
+        other = carray(_bytes_at(at + SIZE), (size,))
+        if (mine[0] ^ other[0]) & ~setup[IGNORED]:
+            return False
+        for i in range(1, size):
+            if mine[i] != other[i]:
+                return False
+    return True
+
+
+@host.inline
+def run(setup, told, rows, parameters, places, marks, flags, window, flag, mpi, state, pace):  # type: ignore[no-untyped-def]
+    """Begin or go on; returns why it stopped: as ``piggyback.run``, with its arguments.
+
+    After ``DIFFERENT`` in the mode ``MEETS``, nothing was sent to the peers.
+
+    Args:
+        told: see above.
+    """
+    if state[MODE] == BEGINS:
+        why = piggyback.search_and_keep(setup, places, marks, state)
+        if why != interpreter.GOING:
+            return why
+        state[MODE] = LEADS
+    if state[MODE] == LEADS:
+        why = interpreter.run(rows, parameters, places, marks, flags, window, flag, mpi, state, pace)
+        if why != PYTHON:
+            return why
+        piggyback.note(marks, piggyback.ASKED, state)
+        if told[GROUPED]:
+            headers.show(setup, flags, window, state[USES] % 2)
+            state[MODE] = MEETS
+        else:
+            state[MODE] = ASKS
+    if state[MODE] == MEETS:
+        if not shared_memory.barrier(flags, window[ME], window[COUNT], state[EPOCH], pace, state):
+            return interpreter.AT_BARRIER
+        half = state[USES] % 2
+        state[EPOCH] += 1
+        state[USES] += 1
+        if not headers.same(setup, flags, window, half):
+            return piggyback.DIFFERENT
+        state[MODE] = ASKS
+    if state[MODE] == ASKS:
+        why = interpreter.run(rows, parameters, places, marks, flags, window, flag, mpi, state, pace)
+        if why != PYTHON:
+            return why
+        piggyback.note(marks, piggyback.ANSWERED, state)
+        if not _all_equal(setup, told):
+            return piggyback.DIFFERENT
+        state[MODE] = RUNS
+    return interpreter.run(rows, parameters, places, marks, flags, window, flag, mpi, state, pace)
+
+
+@host.inline
+def decline(rows, parameters, places, marks, flags, window, flag, mpi, state, pace):  # type: ignore[no-untyped-def]
+    """Take part in an expected call that this rank does not make; arguments and result: as of ``run``."""
+    if state[MODE] == MEETS:
+        flags[window[ME] * STEP + 1 + state[USES] % 2] = 0  # no header has no bytes
+        if not shared_memory.barrier(flags, window[ME], window[COUNT], state[EPOCH], pace, state):
+            return interpreter.AT_BARRIER
+        state[EPOCH] += 1
+        state[USES] += 1
+        state[MODE] = RUNS
+    return interpreter.run(rows, parameters, places, marks, flags, window, flag, mpi, state, pace)
