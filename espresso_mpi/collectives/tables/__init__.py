@@ -9,6 +9,7 @@
 - ``running``: runs a table in progress steps.
 - ``one_call``, ``piggyback``: run a small call that is made again, together with the exchange of headers.
 - ``node_call``, ``gathered``: the same where each rank is alone on its node.
+- ``expected_call``, ``expected``, ``expecting``: the same on several nodes, for calls that all ranks expect.
 - ``describing``: the table for ranks that are only described.
 
 May import: the modules of ``collectives`` that a segment needs, and the layers below them; no module that runs

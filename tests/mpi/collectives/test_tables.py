@@ -35,14 +35,14 @@ def run_of(world, monkeypatch, way, **options):
         arrays = sorted((key, value.tobytes()) for key, value in state["arrays"].items())
         sent = {name: (one.bytes_by_level, one.steps) for name, one in stats.tensors.items()}
         timed = {name: {kind for kind, s in one.seconds_by.items() if s > 0} for name, one in stats.tensors.items()}
-        return [found, arrays, stats.bytes_by_level, sent, stats.saturated], timed, session.executors
+        return [found, arrays, sent, stats.saturated], timed, session.executors
 
 
 def differences(world, monkeypatch, nodes, **options):
     """What differs between the two executors, in words, and what ran the tensors."""
     expected, _, by_python = run_of(world, monkeypatch, "python", nodes=nodes, **options)
     found, timed, executors = run_of(world, monkeypatch, "compiled", nodes=nodes, **options)
-    parts = ("results", "state", "bytes by level", "bytes by tensor", "values that were cut")
+    parts = ("results", "state", "bytes by tensor", "values that were cut")
     faults = [f"{what} on {nodes}" for what, a, b in zip(parts, expected, found) if a != b]
     faults += [f"{how} on {nodes}" for how in by_python.values() if how != f"Python: {EXECUTOR}=python"]
     faults += [f"{kinds} on {nodes}" for kinds in timed.values() if not {"encode", "decode", "wire"} <= kinds]
