@@ -58,8 +58,7 @@ def main(
         eval_every: steps between validations; default: a twentieth of all.
         batch: examples of each rank in a step; default: those of the workload shared among the ranks.
         width, layers: of the network; default: those of the workload.
-        dense_steps: steps in which optimizers that send something else than gradients begin by synchronising these;
-            default: a fifth of all.
+        dense_steps: first steps, in which optimizers of other messages synchronise gradients; default: a fifth of all.
         every: local steps between two averages of ``diloco``, ``muloco`` and ``sparseloco``.
         lr: peak learning rate of all ways; default: those of the workload.
         tolerance: percent by which the target is above the final loss of fp32, the mean over the seeds.

@@ -48,10 +48,14 @@ from .progress import DONE, Progress, at_once
 from .segment_run import SegmentLog, SegmentRun
 from .tables.building import TableBuilder
 from .tables.emission import shares
+from .tables.expected import Expected, expected
+from .tables.expected_call import Declined
+from .tables.one_call import RepeatedTable
 from .tables.operations import OperationTable, described
 from .tables.running import PreparedRun, TableRunner, obstacle
 from .tables.running import Run as TableRun
 from .tables.segments import dense_move
+from .tables.small_calls import small_call
 
 S = TypeVar("S", EncodeStep, DecodeStep)
 P = TypeVar("P", bound=ProgramStep)
@@ -141,6 +145,21 @@ class BucketProgram:
         """
         assert self._runner is not None
         return self._runner.progress(replace(self._table_run(arrays, jobs, recorder), prepared=prepared, steps=steps))
+
+    def expected(self) -> Expected | None:
+        """As of ``Program``."""
+        if self._runner is None:
+            return None
+        return expected(self._runner.table, self._transport.topology, self._transport.rank)
+
+    def small_call(
+        self, arrays: Sequence[Any], jobs: Sequence[Job], recorder: Recorder, least: int, room: Callable[[int], int],
+        declined: Declined | None,
+    ) -> RepeatedTable | None:  # fmt: skip
+        """As ``tables.small_calls``."""
+        if self._runner is None or any(map(obstacle, arrays, jobs)):
+            return None
+        return small_call(self._runner, jobs, arrays, recorder, least, room, declined)
 
     def _table_run(self, arrays: Sequence[Any], jobs: Sequence[Job], recorder: Recorder) -> TableRun:
         return TableRun(arrays, jobs, recorder, 0, partial(self._begun, arrays, jobs, recorder), self._finish)

@@ -23,13 +23,12 @@ from .program import DecodeStep, EncodeStep, IdleStep, MoveStep, ProgramStep, co
 from .progress import Progress, interleave
 from .segment_run import HANDLERS, SegmentLog, SegmentRun
 from .tables.expected import Expected, expected
-from .tables.expected_call import Declined, ExpectedCall
-from .tables.gathered import gathered
-from .tables.node_call import NodeCall
-from .tables.one_call import OneCall, RepeatedTable
+from .tables.expected_call import Declined
+from .tables.one_call import RepeatedTable
 from .tables.operations import OperationTable, described
 from .tables.running import PreparedRun, Run, TableRunner, obstacle
 from .tables.segments import segment_table
+from .tables.small_calls import small_call
 
 if TYPE_CHECKING:
     from .route_operations import RouteOperation
@@ -201,32 +200,13 @@ class Program:
             return None
         return expected(runner.table, self._transport.topology, self._transport.rank)
 
-    def one_call(
-        self, x: Any, job: Job, recorder: Recorder, least: int, room: Callable[[int], int],
-        declined: Declined | None = None,
+    def small_call(
+        self, arrays: Sequence[Any], jobs: Sequence[Job], recorder: Recorder, least: int, room: Callable[[int], int],
+        declined: Declined | None,
     ) -> RepeatedTable | None:  # fmt: skip
-        """What synchronises a tensor together with the exchange of headers.
-
-        None if the program has several segments, Python must do a part of it, or other ranks notice something of it
-        before its first barrier; where each rank is alone on its node, if it does more than to gather payloads.
-
-        Args:
-            least: as of ``RepeatedTable``; room: as of ``NodeCall``.
-            declined: of a call that all ranks expect; None: they do not.
-        """
-        runner = "" if self.count > 1 or obstacle(x, job) else self._runner(0)
-        window = self._transport.window_on_host(self._transport.node)
-        if isinstance(runner, str) or runner.table.stages:
-            return None
-        if declined is not None:
-            made = TableRunner(declined.expected.table, self._transport, [self.n])
-            return ExpectedCall(declined, room, made, job, x, recorder, least)
-        if window is not None:
-            return OneCall(window, runner, job, x, recorder, least) if runner.halts else None
-        messages = gathered(runner.table, self._transport.topology.size)
-        if messages is None or messages.nbytes > room(0):
-            return None
-        return NodeCall(messages, room, runner, job, x, recorder, least)
+        """As ``tables.small_calls``, for the only tensor of this program; None also if it has several segments."""
+        runner = "" if self.count > 1 or any(map(obstacle, arrays, jobs)) else self._runner(0)
+        return None if isinstance(runner, str) else small_call(runner, jobs, arrays, recorder, least, room, declined)
 
     def _runner(self, number: int) -> TableRunner | str:
         if number not in self._runners:

@@ -10,8 +10,6 @@ from typing import Any
 
 from ..arrays import device
 from ..collectives import ranges
-from ..collectives.bucket_program import BucketProgram
-from ..collectives.executor import Program
 from ..collectives.lanes import LaneRunner
 from ..collectives.messages.transport import Transport
 from ..collectives.progress import Progress, RoundRobinRunner, Segment
@@ -181,22 +179,15 @@ class Dispatcher(Piggybacking):
                 self._done(call)
         ready = [found for bucket, members, skip in runs if (found := self._ready(bucket, members, skip)) is not None]
         buckets = self._payload_buckets.together(ready, self._options)
-        if len(new) == len(buckets) == 1 == len(buckets[0]) and not isinstance(self.runner, LaneRunner):
-            bucket = buckets[0][0].bucket
-            self._piggybacks.remember(
-                new[0], bucket, partial(self._programs.of, bucket, 0, self._options.segment_bytes)
-            )
+        if len(new) == len(buckets) == 1 and not isinstance(self.runner, LaneRunner):
+            shared = [one.bucket for one in buckets[0]]
+            self._piggybacks.remember(new[0], shared, partial(self._program_of, shared))
         alone = len(buckets) == 1 and not self.runner.busy and not isinstance(self.runner, LaneRunner)
         for together in buckets:
             for segment in self._segments(together, alone):
                 self.runner.add(segment, together[0].priority)
         if len(new) == 1:
             self._steady.remember(new[0], buckets, self._program_of)
-
-    def _program_of(self, together: Sequence[Bucket]) -> BucketProgram | Program:
-        """The program of tensors that travel together, or of one."""
-        alone = [self._programs.of(bucket, 0, self._options.segment_bytes) for bucket in together]
-        return self._payload_buckets.program_of(together[0], alone) if len(alone) > 1 else alone[0]
 
     def _arranged(self, numbers: tuple[int, ...], batches: Sequence[Batch]) -> tuple[Bucket, ...]:
         found = self._arrangements.get(numbers)

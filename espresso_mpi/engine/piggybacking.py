@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from ..collectives.bucket_program import BucketProgram
+from ..collectives.executor import Program
 from ..collectives.lanes import LaneRunner
 from ..collectives.messages.transport import Transport
 from ..collectives.progress import Progress, RoundRobinRunner, interleaved
@@ -22,6 +24,7 @@ from .calls import PendingCall
 from .dense_piggyback import NOTHING, DensePiggyback, DensePiggybacks, PreparedCall, Summing
 from .jobs import Jobs
 from .negotiation import Piggyback
+from .payload_buckets import PayloadBuckets
 from .programs import Programs
 from .table_piggyback import TablePiggyback, TablePiggybacks
 
@@ -37,6 +40,7 @@ class Piggybacking:
     _recorder: Recorder
     _jobs: Jobs
     _programs: Programs
+    _payload_buckets: PayloadBuckets
     _piggybacks: TablePiggybacks
     _fast: dict[int, tuple[Bucket, ...]]
     _whole: dict[int, tuple[Bucket, ...]]
@@ -64,14 +68,15 @@ class Piggybacking:
                 return None
             return DensePiggyback(self._transport, known, self._dense.data_of(exchange.moves, exchange.sizes))
         assert call.batch is not None
-        bucket = self._piggybacks.bucket_of(call.number)
-        if bucket is not None and self.sync_state.counts[bucket.name] >= self._options.dense_steps:
-            state = self.sync_state
-            job = self._jobs.job(bucket, state.counts[bucket.name], state, self.seed)
-            program = self._piggybacks.program_of(call.number)
-            program = program or self._programs.of(bucket, job.step, self._options.segment_bytes)
-            x = call.gradients[bucket.members[0][1].index].array
-            return self._piggybacks.piggyback(call.number, program, x, job, state, search, call.number == expected)
+        small, state = self._piggybacks.buckets_of(call.number), self.sync_state
+        steps = [state.counts[bucket.name] for bucket in small]
+        if small and min(steps) >= self._options.dense_steps:
+            jobs = [self._jobs.job(bucket, step, state, self.seed) for bucket, step in zip(small, steps)]
+            program = self._piggybacks.program_of(call.number) or self._program_of(small, steps[0])
+            arrays = [call.gradients[bucket.members[0][1].index].array for bucket in small]
+            return self._piggybacks.piggyback(
+                call.number, program, arrays, jobs, state, search, call.number == expected
+            )
         if search:
             return None
         buckets, whole = self._fast.get(call.number), self._whole.get(call.number)  # known once the call was run
@@ -94,6 +99,11 @@ class Piggybacking:
     def expect_no_more(self, number: int) -> None:
         """All ranks have made a call that was expected, but not all of them in that way."""
         self._piggybacks.expect_no_more(number)
+
+    def _program_of(self, together: Sequence[Bucket], step: int = 0) -> BucketProgram | Program:
+        """The program of tensors that travel together, or of one, in its step of this number."""
+        alone = [self._programs.of(bucket, step, self._options.segment_bytes) for bucket in together]
+        return self._payload_buckets.program_of(together[0], alone) if len(alone) > 1 else alone[0]
 
     def remember_action(self, call: PendingCall) -> None:
         """An action begins on the ordinary path; a barrier does nothing beyond that, so that ranks need only agree."""
@@ -151,9 +161,8 @@ class Piggybacking:
             self._finish_exchange(call, piggyback)
             return
         if isinstance(piggyback, TablePiggyback):
-            shown = self._piggybacks.bucket_of(call.number)
-            assert shown is not None
-            self._jobs.count(shown, self.sync_state)
+            for bucket in self._piggybacks.buckets_of(call.number):
+                self._jobs.count(bucket, self.sync_state)
             return
         if isinstance(piggyback, fast_path.WholePiggyback):
             nbytes, now = self._transport.sent["intra"] - before["intra"], time.perf_counter()

@@ -9,10 +9,11 @@ from typing import Any
 
 from ..errors import EspressoError
 from ..options import Options
+from .call_failures import numbers_in
 from .calls import PendingCall
 from .diagnostics import stuck_error
 from .lifecycle import Lifecycle
-from .negotiation import RoundResult, numbers_in
+from .negotiation import RoundResult
 from .nonfinite import NonFinite
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from ..collectives import ranges
+from ..collectives.bucket_program import BucketProgram
 from ..collectives.executor import Program
 from ..collectives.job import Job
 from ..collectives.messages.agreement import floats
@@ -46,23 +47,25 @@ class TablePiggyback:
 
     Args:
         prepared: what synchronises the tensor.
-        x, job: the tensor, and its step.
+        arrays, jobs: the tensors, and their steps.
         search: look for values that cannot be summed first.
 
     Attributes:
-        met: whether all ranks have shown the same header. The tensor holds the mean then, and the times are recorded.
+        met: whether all ranks have shown the same header. The tensors hold the means then, and the times are recorded.
         odd: whether there are such values. Then nothing was done.
         expected: whether the call was expected.
     """
 
-    def __init__(self, prepared: RepeatedTable, x: Any, job: Job, search: bool = False) -> None:
-        self._prepared, self._x, self._job, self._search = prepared, x, job, search
+    def __init__(
+        self, prepared: RepeatedTable, arrays: Sequence[Any], jobs: Sequence[Job], search: bool = False
+    ) -> None:
+        self._prepared, self._arrays, self._jobs, self._search = prepared, arrays, jobs, search
         self.expected = isinstance(prepared, ExpectedCall)
         self.met = self.odd = False
 
     def exchange(self, header: np.ndarray, ignored: int) -> Sequence[np.ndarray]:
-        """Synchronise the tensor if all ranks show the same header; else returns the headers of all ranks."""
-        why = self._prepared.run(self._x, self._job, header, ignored, self._search)
+        """Synchronise the tensors if all ranks show the same header; else returns the headers of all ranks."""
+        why = self._prepared.run(self._arrays, self._jobs, header, ignored, self._search)
         self.met, self.odd = why == interpreter.ENDED, why == piggyback.ODD
         if self.met:
             self._prepared.record()
@@ -78,11 +81,11 @@ class _Prepared:
     """A call that may take the fast path, and the state that it was prepared for."""
 
     call: RepeatedTable
-    program: Program
+    program: Program | BucketProgram
     state: SyncState
     version: tuple[int, int, int]
 
-    def fits(self, program: Program, state: SyncState) -> bool:
+    def fits(self, program: Program | BucketProgram, state: SyncState) -> bool:
         """Whether nothing of it has changed."""
         return program is self.program and state is self.state and state.version == self.version
 
@@ -98,43 +101,52 @@ class TablePiggybacks:
     def __init__(self, transport: Transport, recorder: Recorder) -> None:
         self._transport, self._recorder, self._window = transport, recorder, window_of(transport)
         self._least = ranges.limits("float32", True, transport.topology).large
-        self._buckets: dict[int, Bucket] = {}
+        self._buckets: dict[int, tuple[Bucket, ...]] = {}
         self._settled: set[int] = set()
         self._batches: dict[int, Batch] = {}  # alive, so no other gets their ids
         self._prepared: dict[int, _Prepared] = {}
         self._expected: dict[int, Declined | None] = {}  # None: some rank cannot
 
-    def remember(self, call: PendingCall, bucket: Bucket, program: Callable[[], Program]) -> None:
-        """Let a call take the fast path from now on, if its only bucket is one compressed tensor of a small size."""
-        small = bucket.dtype == "float32" and 4 * bucket.size <= _LARGEST
-        alone = bucket.shares is not None and not bucket.strategy.route.sums_payloads
-        if call.number is None or not (alone and small):
-            return
-        if (
-            self._window is not None
-            or self._between_nodes(bucket)
-            or self._may_be_expected(call.number, bucket, program)
-        ):
-            self._buckets[call.number] = bucket
-            if bucket.compressor is not None and bucket.compressor.at(None) is bucket.compressor:
-                self._settled.add(call.number)
-            if call.batch is not None and not call.batch.bounded and not call.batch.exact:
-                self._batches[id(call.batch)] = call.batch
+    def remember(
+        self, call: PendingCall, together: Sequence[Bucket], program: Callable[[], Program | BucketProgram]
+    ) -> None:
+        """Let a call take the fast path from now on, if its tensors are compressed, share messages, and are small.
 
-    def _between_nodes(self, bucket: Bucket) -> bool:
-        """Whether ranks that are alone on their nodes may show the payload of a tensor. Collective."""
-        transport = self._transport
-        if bucket.compressor is None or not 1 < len(transport.topology.nodes) == transport.topology.size:
+        Args:
+            together: the buckets of its tensors that have started.
+            program: makes what runs them.
+        """
+        number, batch = call.number, call.batch
+        if number is None or batch is None or not _are_small(together):
+            return
+        if [id(item) for bucket in together for _, item in bucket.members] != list(map(id, batch.items)):
+            return  # some are skipped
+        settled = all(map(_is_settled, together))
+        if len(together) > 1 and not settled:
+            return
+        travels = self._window is not None or self._between_nodes(together)
+        if not travels and not (settled and self._may_be_expected(number, program)):
+            return
+        self._buckets[number] = tuple(together)
+        if settled:
+            self._settled.add(number)
+        if not batch.bounded and not batch.exact:
+            self._batches[id(batch)] = batch
+
+    def _between_nodes(self, together: Sequence[Bucket]) -> bool:
+        """Whether ranks that are alone on their nodes may show the payload of one tensor. Collective."""
+        transport, bucket = self._transport, together[0]
+        if len(together) > 1 or bucket.compressor is None:
+            return False
+        if not 1 < len(transport.topology.nodes) == transport.topology.size:
             return False
         if [step.op for step in bucket.strategy.route.steps if isinstance(step, Collective)] != ["allgather"]:
             return False
         nbytes, ways = bucket.compressor.at(None).nbytes(bucket.size), piggyback_limit.ways_of_payloads(transport)
         return piggyback_limit.fits(nbytes, transport, bucket.strategy.route, ways)
 
-    def _may_be_expected(self, number: int, bucket: Bucket, program: Callable[[], Program]) -> bool:
-        """Whether the ranks can expect a call with a tensor. Collective, once for each call."""
-        if bucket.compressor is None or bucket.compressor.at(None) is not bucket.compressor:
-            return False  # its messages have other sizes in other steps
+    def _may_be_expected(self, number: int, program: Callable[[], Program | BucketProgram]) -> bool:
+        """Whether the ranks can expect a call. Collective, once for each call."""
         if number not in self._expected:
             found = program().expected()
             everywhere = floats(self._transport, found is not None).min() > 0
@@ -156,11 +168,11 @@ class TablePiggybacks:
         self._expected[number] = None
         self._buckets.pop(number, None)
 
-    def bucket_of(self, number: int) -> Bucket | None:
-        """The tensor of a call that may take the fast path."""
-        return self._buckets.get(number)
+    def buckets_of(self, number: int) -> tuple[Bucket, ...]:
+        """The tensors of a call that may take the fast path; none of another one."""
+        return self._buckets.get(number, ())
 
-    def program_of(self, number: int) -> Program | None:
+    def program_of(self, number: int) -> Program | BucketProgram | None:
         """The program of a prepared call, if it is the same in all steps: no parameter has a schedule."""
         known = self._prepared.get(number) if number in self._settled else None
         return known.program if known is not None else None
@@ -176,9 +188,10 @@ class TablePiggybacks:
         self._prepared.clear()
 
     def piggyback(
-        self, number: int, program: Program, x: Any, job: Job, state: SyncState, search: bool, expected: bool
-    ) -> TablePiggyback | None:
-        """The payload of a tensor; None where a resharded residual waits for it, or no table can stop in time.
+        self, number: int, program: Program | BucketProgram, arrays: Sequence[Any], jobs: Sequence[Job],
+        state: SyncState, search: bool, expected: bool,
+    ) -> TablePiggyback | None:  # fmt: skip
+        """The payloads of tensors; None where a resharded residual waits for one, or no table can stop in time.
 
         Args:
             expected: whether the ranks expect this call.
@@ -186,12 +199,12 @@ class TablePiggybacks:
         declined = self._expected.get(number)
         if declined is not None and not expected:
             return None
-        if state.store.any_pending or not isinstance(x, np.ndarray) or not x.flags.carray:
+        if state.store.any_pending or not all(isinstance(x, np.ndarray) and x.flags.carray for x in arrays):
             return None
         known = self._prepared.get(number)
         if known is None or not known.fits(program, state):
-            call = program.one_call(
-                x, job, self._recorder, self._least, partial(room, transport=self._transport), declined
+            call = program.small_call(
+                arrays, jobs, self._recorder, self._least, partial(room, transport=self._transport), declined
             )
             if call is None:
                 return None
@@ -199,4 +212,17 @@ class TablePiggybacks:
             if sum(one.call.nbytes for one in self._prepared.values()) + call.nbytes > _ROOM:
                 self._prepared.clear()
             known = self._prepared[number] = _Prepared(call, program, state, state.version)
-        return TablePiggyback(known.call, x, job, search)
+        return TablePiggyback(known.call, arrays, jobs, search)
+
+
+def _are_small(together: Sequence[Bucket]) -> bool:
+    """Whether these are compressed tensors of a small size in all, which travel as they are."""
+    if not all(bucket.shares is not None and bucket.dtype == "float32" for bucket in together):
+        return False
+    summed = any(bucket.strategy.route.sums_payloads for bucket in together)
+    return not summed and 4 * sum(bucket.size for bucket in together) <= _LARGEST
+
+
+def _is_settled(bucket: Bucket) -> bool:
+    """Whether its messages have the same sizes in all steps."""
+    return bucket.compressor is not None and bucket.compressor.at(None) is bucket.compressor

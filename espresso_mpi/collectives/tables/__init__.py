@@ -8,6 +8,7 @@
 - ``interpreter``: the function without the GIL that runs a table.
 - ``running``: runs a table in progress steps.
 - ``one_call``, ``piggyback``: run a small call that is made again, together with the exchange of headers.
+- ``small_calls``: chooses among the ways of such calls.
 - ``node_call``, ``gathered``: the same where each rank is alone on its node.
 - ``expected_call``, ``expected``, ``expecting``: the same on several nodes, for calls that all ranks expect.
 - ``describing``: the table for ranks that are only described.

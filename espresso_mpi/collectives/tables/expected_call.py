@@ -38,7 +38,7 @@ class ExpectedCall(RepeatedTable):
     def __init__(self, declined: Declined, room: Callable[[int], int], runner: TableRunner, *others: Any) -> None:
         self._expected, self._room, self._declined = declined.expected, room, declined
         expected = self._expected
-        self._before = np.empty(0, np.float32)
+        self._before = list[np.ndarray]()
         super().__init__(runner, *others)
         transport = runner.transport
         self._window = transport.window_on_host(transport.node) if expected.meets or runner.by_window else None
@@ -47,13 +47,12 @@ class ExpectedCall(RepeatedTable):
         self._header, self._width = np.empty(0, np.uint8), 0
         self._gather: LeaderGather = _NO_GATHER
 
-    def _prepared(self, size: int) -> np.ndarray:
-        """Sums of the node replace the array before all headers are compared: it is copied like residuals."""
-        setup = super()._prepared(size)
-        if not self._expected.meets:
-            return setup
-        self._before = np.empty(size, np.float32)
-        return np.append(setup, [BUFFERS, device.begin_of(self._before), self._before.nbytes])
+    def _prepared(self, sizes: Sequence[int]) -> np.ndarray:
+        """Sums of the node replace the arrays before all headers are compared: these are copied like residuals."""
+        if self._expected.meets:
+            self._before = [np.empty(size, np.float32) for size in sizes]
+        copies = [(BUFFERS + n, device.begin_of(copy), copy.nbytes) for n, copy in enumerate(self._before)]
+        return np.append(super()._prepared(sizes), np.array(copies, np.int64).reshape(-1))
 
     def _run(self, header: np.ndarray, ignored: int) -> int:
         if header is not self._header:
@@ -91,10 +90,10 @@ class ExpectedCall(RepeatedTable):
         return self._gather.messages
 
     def undo(self) -> None:
-        """See ``RepeatedTable``; the array as well."""
+        """See ``RepeatedTable``; the arrays as well."""
         super().undo()
-        if self._before.size:
-            ctypes.memmove(int(self._places[BUFFERS]), self._before.ctypes.data, self._before.nbytes)
+        for place, before in zip(self._places[self._arrays].tolist(), self._before):
+            ctypes.memmove(place, before.ctypes.data, before.nbytes)
 
     def record(self) -> None:
         """See ``RepeatedTable``."""

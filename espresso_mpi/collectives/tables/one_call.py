@@ -27,36 +27,42 @@ _ALIGN = 64
 
 
 class RepeatedTable:
-    """The synchronisation of one small tensor, prepared for any number of steps.
+    """The synchronisation of small tensors, prepared for any number of steps.
 
     Args:
         runner: runs the table; nothing of it is Python's.
-        job: of the first of the steps; seed and step are given anew with each.
-        x: the array of the first step; flat float32.
+        jobs: of the tensors in the first of the steps; seed and step are given anew with each.
+        arrays: of the first step; flat float32.
         recorder: gets the times.
         least: magnitudes from which values cannot be summed, as the bits of float32.
     """
 
-    def __init__(self, runner: TableRunner, job: Job, x: np.ndarray, recorder: Recorder, least: int) -> None:
+    def __init__(
+        self, runner: TableRunner, jobs: Sequence[Job], arrays: Sequence[np.ndarray], recorder: Recorder, least: int
+    ) -> None:
         table = runner.table
         self._runner, self._least = runner, least
-        self._residuals = residuals_of(runner, [x], [job])
+        self._residuals = residuals_of(runner, arrays, jobs)
         self._copies = [None if kept is None else np.empty_like(kept) for kept in self._residuals]
         self._buffers = [np.empty(max(room, _ALIGN), np.uint8) for room in table.room]
         starts = [0 if kept is None else device.begin_of(kept) for kept in self._residuals]
-        self._places = np.array([*map(device.begin_of, self._buffers), 0, *starts, *[0] * len(table.drawn)], np.int64)
+        first = BUFFERS + table.tensors
+        self._arrays = slice(BUFFERS, first)
+        self._places = np.zeros(first + len(starts) + len(table.drawn), np.int64)
+        self._places[:BUFFERS] = list(map(device.begin_of, self._buffers))
+        self._places[first : first + len(starts)] = starts
         self._keys = len(self._places) - len(table.drawn)
         searched, asked = (table.marks + mark for mark in (piggyback.SEARCHED, piggyback.ASKED))
         intervals = [
             LedgerInterval("check", "", searched, searched + 1),
             LedgerInterval("agree", "", asked, asked + 1, share=(0.0, 1.0)),
-            *intervals_of(table, [job.name]),
+            *intervals_of(table, [job.name for job in jobs]),
         ]
         self._ledger = Ledger(recorder, intervals, table.marks + piggyback.MARKS)
-        self._state = np.zeros(interpreter.STATE + 1, np.int64)
+        self._state = np.zeros(interpreter.STATE + table.tensors, np.int64)
         self._messages = compiled_messages(runner.transport, table)
-        self._setup = self._prepared(x.size)
-        self._job = job
+        self._setup = self._prepared([x.size for x in arrays])
+        self._jobs = jobs
 
     @property
     def nbytes(self) -> int:
@@ -64,44 +70,46 @@ class RepeatedTable:
         kept = [*self._buffers, *(copy for copy in self._copies if copy is not None)]
         return sum(array.nbytes for array in kept) + self._ledger.nbytes
 
-    def _prepared(self, size: int) -> np.ndarray:
-        """The set-up of ``piggyback``, but for the header."""
-        setup = [0] * piggyback.KEPT
-        setup[piggyback.ARRAY], setup[piggyback.ELEMENTS] = BUFFERS, size
+    def _prepared(self, sizes: Sequence[int]) -> np.ndarray:
+        """The set-up of ``piggyback``, but for the header; ``sizes``: elements of the tensors."""
+        setup = [0] * piggyback.SIZES + list(sizes)
+        setup[piggyback.TENSORS] = len(sizes)
         for number, (kept, copy) in enumerate(zip(self._residuals, self._copies)):
             if kept is not None and copy is not None:
-                setup += [BUFFERS + 1 + number, device.begin_of(copy), kept.nbytes]
+                setup += [self._arrays.stop + number, device.begin_of(copy), kept.nbytes]
         return np.array(setup, np.int64)
 
-    def _set(self, x: np.ndarray, job: Job, search: bool) -> None:
+    def _set(self, arrays: Sequence[np.ndarray], jobs: Sequence[Job], search: bool) -> None:
         """A step begins; arguments: as of ``run``."""
         setup, places, table, state = self._setup, self._places, self._runner.table, self._state
-        self._job = job
+        self._jobs = jobs
         setup[piggyback.LEAST] = self._least if search else 0
-        places[BUFFERS] = device.begin_of(x)
+        places[self._arrays] = list(map(device.begin_of, arrays))
         if table.drawn:
-            places[self._keys :] = keys_of(table, [job])
+            places[self._keys :] = keys_of(table, jobs)
         state.fill(0)
         state[interpreter.MODE] = piggyback.BEGINS
 
-    def run(self, x: np.ndarray, job: Job, header: np.ndarray, ignored: int, search: bool) -> int:
-        """Synchronise an array if all ranks show the same header.
+    def run(
+        self, arrays: Sequence[np.ndarray], jobs: Sequence[Job], header: np.ndarray, ignored: int, search: bool
+    ) -> int:
+        """Synchronise arrays if all ranks show the same header.
 
         Args:
-            x: flat float32.
-            job: of this step.
+            arrays: flat float32, of the sizes of the first step.
+            jobs: of this step.
             header: flat uint8 of at most ``window_places.SLOT`` bytes; not to be changed while it is used.
             ignored: bits of its first byte that may differ between ranks.
             search: look for values that cannot be summed first.
 
         Returns:
-            ``interpreter.ENDED``: ``x`` holds the mean. ``piggyback.DIFFERENT``: the headers differ, see ``headers``;
-            call ``undo``. ``piggyback.ODD``: there are such values, and nothing was done.
+            ``interpreter.ENDED``: the arrays hold the means. ``piggyback.DIFFERENT``: the headers differ, see
+            ``headers``; call ``undo``. ``piggyback.ODD``: there are such values, and nothing was done.
 
         Raises:
             RankTimeoutError: a rank did not come within the timeout; TransportError: MPI failed.
         """
-        self._set(x, job, search)
+        self._set(arrays, jobs, search)
         try:
             return self._run(header, ignored)
         except BaseException:
@@ -126,8 +134,8 @@ class RepeatedTable:
 
     def record(self) -> None:
         """Record the times of a step that has ended, its bytes, and values that were cut."""
-        self._ledger.note((self._job.step,))
-        count_cut([self._job], self._state)
+        self._ledger.note(tuple(job.step for job in self._jobs))
+        count_cut(self._jobs, self._state)
 
 
 class OneCall(RepeatedTable):

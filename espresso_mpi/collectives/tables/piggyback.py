@@ -15,6 +15,7 @@ from ..messages.headers import SETUP
 from ..messages.window_places import COUNT, ME
 from . import interpreter
 from .interpreter import AT, EPOCH, GOING, HALTED, HALTS, MODE, RUNS, USES
+from .operations import BUFFERS
 
 ODD, DIFFERENT = interpreter.ENDED + 1, interpreter.ENDED + 2
 """More reasons why ``run`` returned: values are too large, or the headers differ."""
@@ -22,10 +23,10 @@ ODD, DIFFERENT = interpreter.ENDED + 1, interpreter.ENDED + 2
 BEGINS, MEETS = RUNS + 1, RUNS + 2
 """More modes: nothing was done yet; at the barrier of the headers."""
 
-ARRAY, ELEMENTS, LEAST, KEPT = range(SETUP, SETUP + 4)
-"""Places of the set-up behind those of ``headers``: place of the array whose values are searched, its elements, and the
-bits from which a magnitude is too large, 0 if none is searched. Then, for each residual, its place, the address of a
-copy, and its bytes."""
+LEAST, TENSORS, SIZES = range(SETUP, SETUP + 3)
+"""Places of the set-up behind those of ``headers``: the bits from which a magnitude is too large, 0 if none is
+searched, and the number of tensors. Then the elements of each, and for each array of which there is a copy, its place,
+the address of the copy, and its bytes."""
 
 SEARCHED, SEARCHED_UNTIL, ASKED, ANSWERED, MARKS = range(5)
 """Marks behind those of the table: when the search began and ended, when the headers were shown, and when compared."""
@@ -39,7 +40,7 @@ def note(marks, number, state):  # type: ignore[no-untyped-def]
 @host.inline
 def _keep(setup, places):  # type: ignore[no-untyped-def]
     """Copy the residuals, for the case that the headers differ."""
-    for at in range(KEPT, setup.size, 3):
+    for at in range(SIZES + setup[TENSORS], setup.size, 3):
         shared_memory.move(setup[at + 1], places[setup[at]], setup[at + 2])
 
 
@@ -47,8 +48,9 @@ def _keep(setup, places):  # type: ignore[no-untyped-def]
 def search_and_keep(setup, places, marks, state):  # type: ignore[no-untyped-def]
     """Look for values that are too large, and copy the residuals; returns ``GOING`` or ``ODD``."""
     note(marks, SEARCHED, state)
-    if setup[LEAST] and not in_range(places[setup[ARRAY]], setup[ELEMENTS], setup[LEAST]):
-        return ODD
+    for number in range(setup[TENSORS] if setup[LEAST] else 0):
+        if not in_range(places[BUFFERS + number], setup[SIZES + number], setup[LEAST]):
+            return ODD
     note(marks, SEARCHED_UNTIL, state)
     _keep(setup, places)
     return GOING

@@ -13,7 +13,7 @@ import espresso_mpi
 from espresso_mpi.collectives.messages import agreed, agreed_copies, single_copy
 from espresso_mpi.collectives.messages.single_copy import SingleCopy
 from espresso_mpi.engine import negotiation
-from espresso_mpi.engine.negotiation import numbers_in
+from espresso_mpi.engine.call_failures import numbers_in
 from espresso_mpi.errors import (
     EspressoError,
     GradientError,
