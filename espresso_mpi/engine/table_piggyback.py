@@ -38,6 +38,9 @@ from .fast_path import room, window_of
 _LARGEST = 1 << 18
 """Bytes of the tensors, up to which their residuals are copied for the case that the headers differ."""
 
+_EXPECTED = 1024
+"""Calls that ranks can expect: each keeps two tables."""
+
 _ROOM = 64 << 20
 """Bytes that prepared calls keep in all: each has buffers as large as its payloads and residuals."""
 
@@ -147,11 +150,11 @@ class TablePiggybacks:
 
     def _may_be_expected(self, number: int, program: Callable[[], Program | BucketProgram]) -> bool:
         """Whether the ranks can expect a call. Collective, once for each call."""
-        if number not in self._expected:
+        if number not in self._expected and len(self._expected) < _EXPECTED:
             found = program().expected()
             everywhere = floats(self._transport, found is not None).min() > 0
             self._expected[number] = Declined(found, self._transport) if found is not None and everywhere else None
-        return self._expected[number] is not None
+        return self.expects(number)
 
     def expects(self, number: int) -> bool:
         """Whether the ranks make a call in the way of expected ones, if they expect it."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..data.layout import Topology
 from ..messages.node_leaders import padded
-from .operations import Code, Operation, OperationTable
+from .operations import SCRATCH, Code, Operation, OperationTable
 
 LONGEST = 4 << 10
 """Bytes of memory for a header, which has a bit for each call that ranks know."""
@@ -75,6 +75,8 @@ def expected(table: OperationTable, topology: Topology, rank: int) -> Expected |
     messages = [o for o in head if o.code in (Code.SEND, Code.RECEIVE)]
     peers = tuple(sorted({o.number for o in messages}))
     if not _hears_all(peers, topology, rank, meets) or Code.SEND in codes[:meeting]:
+        return None
+    if any(o.buffer >= SCRATCH for o in messages):  # who declines has no such tensor
         return None
     own, theirs = padded(table.room[0]), padded(table.room[1])
     headers = list(_headers(peers, own, theirs))

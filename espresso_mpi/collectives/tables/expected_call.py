@@ -16,7 +16,7 @@ from ..messages.transport import Transport
 from . import expecting, interpreter, piggyback
 from .expected import LONGEST, SIZE, Expected, width_of
 from .one_call import RepeatedTable
-from .operations import BUFFERS
+from .operations import BUFFERS, Code
 from .running import TableRunner, compiled_messages, run_compiled
 
 _PATIENCE = 1.5
@@ -116,13 +116,12 @@ class Declined:
     def __init__(self, expected: Expected, transport: Transport) -> None:
         self.expected, self._transport = expected, transport
         self._runner = TableRunner(expected.other, transport, [])
-        self._buffers = [np.zeros(room, np.uint8) for room in expected.other.room[:2]]
-        self._places = np.array([*map(device.begin_of, self._buffers), 0, 0], np.int64)
-        self._messages = compiled_messages(transport, expected.other)
         self._window = transport.window_on_host(transport.node) if expected.meets else None
-        self._marks = np.zeros((1, 2), np.int64)
         here = set(transport.node)
         self._near = sum(peer in here for peer in expected.peers)
+        sends = [o for o in expected.other.operations if o.code == Code.SEND][len(expected.peers) :]
+        near = sum(o.nbytes for o in sends if o.number in here)
+        self._unread = near, sum(o.nbytes for o in sends) - near
 
     def run(self, header: int) -> None:
         """Decline; ``header``: the bytes that headers have. Collective.
@@ -130,7 +129,6 @@ class Declined:
         Raises:
             RankTimeoutError: a rank did not come within the timeout; TransportError: MPI failed.
         """
-        self.count_shown(0)
         self._go(header, piggyback.MEETS if self.expected.meets else interpreter.RUNS)
 
     def exchange(self, header: int) -> None:
@@ -148,12 +146,15 @@ class Declined:
         self._transport.count_sent((self._near * width, far * width), 0, None)
 
     def _go(self, header: int, mode: int) -> None:
-        width, state = width_of(header), np.zeros(interpreter.STATE + 1, np.int64)
+        table, width, state = self.expected.other, width_of(header), np.zeros(interpreter.STATE + 1, np.int64)
         assert width <= LONGEST, "headers are not that long"
         state[interpreter.MODE] = mode
+        buffers = [np.zeros(room, np.uint8) for room in table.room[:2]]  # it is rare: no memory is kept
+        places, marks = np.array([*map(device.begin_of, buffers), 0, 0], np.int64), np.zeros((1, 2), np.int64)
         self.expected.set_width(self._runner.table.rows, width)
         run_compiled(
-            expecting.decline, (), self._runner, self._places, self._marks, self._messages, self._window, state, self,
-            _PATIENCE,
+            expecting.decline, (), self._runner, places, marks, compiled_messages(self._transport, table),
+            self._window, state, buffers, _PATIENCE,
         )  # fmt: skip
         self.count_headers(width)
+        self._transport.count_sent(self._unread, 0, None)
