@@ -79,16 +79,14 @@ class Rounds(Settling):
                 return None
             self.unfinished[id(placeholder)], self._transport.waiter.what = placeholder, placeholder.title
             expected = negotiation.expected(idle=True)
-            if expected is not None:
-                dispatcher.decline(expected, header.size)
-            done = moves.begin(prepared.agreed, header, OWN_STATE)
+            done = moves.begin(prepared.agreed, header, OWN_STATE) if expected is None else None
             if done and moves.rest is None and prepared.rest is None:
                 del self.unfinished[id(placeholder)]
                 negotiation.came(number)
                 self._end_repeated(number, prepared)
                 return placeholder
             piggyback, ended = DensePiggyback(self._transport, prepared, moves, begun=done), [placeholder]
-            driver.wait_in(lambda: self._finish_repeated(placeholder, number, piggyback, ended, real))
+            driver.wait_in(lambda: self._finish_repeated(placeholder, number, piggyback, ended, real, expected))
         except BaseException as error:  # an interrupt: the others may have gone on
             self._transport.outlive(moves)
             self.fail(error)
@@ -101,9 +99,16 @@ class Rounds(Settling):
 
     def _finish_repeated(
         self, placeholder: PendingCall, number: int, piggyback: DensePiggyback, ended: list[PendingCall],
-        real: Callable[[], PendingCall],
+        real: Callable[[], PendingCall], expected: int | None,
     ) -> None:  # fmt: skip
-        """Wait for the other ranks in a call that has begun; ``ended``: receives the call itself if a rank deviates."""
+        """Wait for the other ranks in a call.
+
+        Args:
+            piggyback: its data; begun, unless another call is ``expected``.
+            ended: receives the call itself if a rank deviates.
+        """
+        if expected is not None:
+            self._decline(expected, piggyback)
         result = self._timed([placeholder], lambda: self._negotiation.show(placeholder, piggyback))
         if piggyback.met:
             for _ in piggyback.rest(self._transport):

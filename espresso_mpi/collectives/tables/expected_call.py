@@ -20,7 +20,7 @@ from .operations import BUFFERS, Code
 from .running import TableRunner, compiled_messages, run_compiled
 
 _PATIENCE = 1.5
-"""Times the timeout that a peer may take: it waits for the ranks of its node first, and names the one that is late."""
+"""Times the timeout that a peer may take that waits for the ranks of its node first, and names the one that is late."""
 
 _NO_GATHER: Any = None
 
@@ -60,7 +60,7 @@ class ExpectedCall(RepeatedTable):
         self._setup[headers.IGNORED] = ignored
         why = run_compiled(
             expecting.run, (self._setup, self._told), self._runner, self._places, self._ledger.row, self._messages,
-            self._window, self._state, self, _PATIENCE,
+            self._window, self._state, self, self._declined.patience,
         )  # fmt: skip
         if why == piggyback.ODD:
             return why
@@ -111,10 +111,12 @@ class Declined:
 
     Attributes:
         expected: as given.
+        patience: times the timeout that a peer may take, which may wait for the ranks of its node first.
     """
 
     def __init__(self, expected: Expected, transport: Transport) -> None:
         self.expected, self._transport = expected, transport
+        self.patience = _PATIENCE if expected.meets else 1.0
         self._runner = TableRunner(expected.other, transport, [])
         self._window = transport.window_on_host(transport.node) if expected.meets else None
         here = set(transport.node)
@@ -154,7 +156,7 @@ class Declined:
         self.expected.set_width(self._runner.table.rows, width)
         run_compiled(
             expecting.decline, (), self._runner, places, marks, compiled_messages(self._transport, table),
-            self._window, state, buffers, _PATIENCE,
+            self._window, state, buffers, self.patience,
         )  # fmt: skip
         self.count_headers(width)
         self._transport.count_sent(self._unread, 0, None)

@@ -258,12 +258,23 @@ def run_compiled(
 
     Args:
         compiled: takes ``before`` and then the arguments of ``interpreter.run``.
-        alive: as of ``wait_for_ranks``.
+        alive: what must outlive a failure, because messages under way may be written to it.
         patience: times the timeout that messages may take, for ranks whose peers wait for others themselves.
 
     Returns:
         A reason before ``interpreter.AT_BARRIER`` or from ``interpreter.ENDED`` on.
     """
+    try:
+        return _run_compiled(compiled, before, runner, places, marks, messages, window, state, alive, patience)
+    except BaseException:  # an interrupt: messages may be under way
+        runner.transport.outlive([messages, alive])
+        raise
+
+
+def _run_compiled(
+    compiled: Callable[..., int], before: Sequence[np.ndarray], runner: TableRunner, places: np.ndarray,
+    marks: np.ndarray, messages: Any, window: SharedWindow | None, state: np.ndarray, alive: Any, patience: float,
+) -> int:  # fmt: skip
     table, waiter = runner.table, runner.transport.waiter
     flags, where = (NO_FLAGS, NO_WINDOW) if window is None else (window.flags, window.places)
     while True:
@@ -280,17 +291,16 @@ def run_compiled(
         if why < interpreter.AT_BARRIER or why >= interpreter.ENDED:
             return why
         with waiter.patience(patience if why == interpreter.AT_MESSAGES else 1.0):
-            wait_for_ranks(runner, why, state, messages, window, alive)
+            _wait_for_ranks(runner, why, state, messages, window)
 
 
-def wait_for_ranks(
-    runner: TableRunner, why: int, state: np.ndarray, messages: Any, window: SharedWindow | None, alive: Any
+def _wait_for_ranks(
+    runner: TableRunner, why: int, state: np.ndarray, messages: Any, window: SharedWindow | None
 ) -> None:
     """Where compiled code has polled for long, wait with the checks and the timeout of the waiter; raise MPI's errors.
 
     Args:
         why: why the interpreter returned.
-        alive: what must outlive a failure, because messages under way may be written to it.
     """
     transport, waiter = runner.transport, runner.transport.waiter
     if why == interpreter.FAILED:
@@ -302,11 +312,7 @@ def wait_for_ranks(
     else:
         messages.in_flight = int(state[interpreter.IN_FLIGHT])
         wait = partial(transport.finish_calls, messages, runner.ranks_before(int(state[interpreter.AT])))
-    try:
-        wait()
-    except BaseException:
-        transport.outlive([messages, alive])
-        raise
+    wait()
     state[shared_memory.WAITED] += round((waiter.waited - waited) * 1e9)
 
 

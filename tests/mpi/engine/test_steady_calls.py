@@ -16,7 +16,7 @@ from espresso_mpi.collectives.tables.expected_call import ExpectedCall
 from espresso_mpi.collectives.tables.node_call import NodeCall
 from espresso_mpi.collectives.tables.one_call import OneCall, RepeatedTable
 from espresso_mpi.engine import negotiation
-from espresso_mpi.errors import EspressoError, MismatchError, NonFiniteError, RankTimeoutError
+from espresso_mpi.errors import EspressoError, MismatchError, NonFiniteError, RankTimeoutError, RemoteError
 
 pytestmark = pytest.mark.mpi(min_size=2)
 
@@ -243,7 +243,7 @@ def test_small_calls_of_several_tensors(world, monkeypatch, again, nodes):
 def other_calls(size):
     """Calls that may come where another one is expected; some ranks make them differently, or in another order."""
 
-    def summed(session, step, n=10):
+    def short(session, step, n=10):
         return {"sum": session.allreduce(values(session.rank, step, n), op="sum")}
 
     def copied(session, step):
@@ -281,12 +281,12 @@ def other_calls(size):
         return {"other": x}
 
     def long(session, step):
-        return summed(session, step, 100_000)
+        return short(session, step, 100_000)
 
     def met(session, step):
         session.barrier()
 
-    return [summed, copied, swapped, pushed, refused, another, long, met, several, few, strided]
+    return [short, copied, swapped, pushed, refused, another, long, met, several, few, strided]
 
 
 @pytest.mark.parametrize("nodes", [1, 3])
@@ -320,19 +320,23 @@ def test_parameters_with_a_schedule_change(world, monkeypatch, again, nodes):
     assert not any(ran)
 
 
-@pytest.mark.parametrize("nodes", [0, 1, 2, 3])
-def test_a_rank_that_does_not_make_the_call_is_named(world, nodes):
-    """The others wait inside the compiled call."""
+def summed(session, step):
+    session.allreduce(values(session.rank, step, 10), op="sum")
+
+
+@pytest.mark.parametrize(("nodes", "call"), [(0, one), (1, one), (1, summed), (2, one), (3, one)])
+def test_a_rank_that_does_not_make_the_call_is_named(world, nodes, call):
+    """The others wait inside the compiled call, or of another call where one is expected."""
     last, session = world.size - 1, Session(world, compressor="onebit", min_bytes=0, timeout=3, **layout(world, nodes))
-    for step in range(3):
-        one(session, step)
+    for prepare in (summed, summed, one, one, one):
+        prepare(session, 0)
     world.Barrier()
     if world.rank == last:
         patient_barrier(world)  # the others have given up
 
     def twice():
-        one(session, 3)
-        one(session, 4)  # of two ranks, the late one has all that it needs of the other, and hears of it here
+        call(session, 3)
+        call(session, 4)  # of two ranks, the late one has all that it needs of the other, and hears of it here
 
     with pytest.raises(EspressoError) as caught:
         twice()
@@ -342,6 +346,21 @@ def test_a_rank_that_does_not_make_the_call_is_named(world, nodes):
     assert any(text.startswith(RankTimeoutError.__name__) and f"rank {last}" in text for text in texts[:last]), texts
     assert all("RankTimeoutError" in text for text in texts), texts
     assert not session.usable
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_a_rank_that_fails_is_heard_where_another_call_was_expected(world, nodes):
+    """At once, not after the timeout."""
+    last, session = world.size - 1, Session(world, compressor="onebit", min_bytes=0, timeout=60, **layout(world, nodes))
+    for prepare in (summed, summed, one, one, one):
+        prepare(session, 0)
+    if world.rank == last:
+        with pytest.raises(ZeroDivisionError), session:
+            raise ZeroDivisionError("of mine")
+    else:
+        with pytest.raises(RemoteError, match="ZeroDivisionError: of mine"):
+            summed(session, 1)
+    world.Barrier()
 
 
 def test_a_push_of_the_same_memory_meanwhile(world, open_session):
