@@ -53,6 +53,8 @@ class AccuracySettings:
         for name in ("steps", "batch", "eval_every", "width", "layers", "dense_steps", "every"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"--{name.replace('_', '-')}: expected at least 1, got {getattr(self, name)}")
+        if self.dense_steps > self.steps:
+            raise ConfigError(f"--dense-steps: expected at most the {self.steps} of a run, got {self.dense_steps}")
         if self.lr is not None and not self.lr > 0:
             raise ConfigError(f"--lr: expected a number above 0, got {self.lr}")
 

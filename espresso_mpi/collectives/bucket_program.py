@@ -49,7 +49,7 @@ from .segment_run import SegmentLog, SegmentRun
 from .tables.building import TableBuilder
 from .tables.emission import shares
 from .tables.expected import Expected, expected
-from .tables.expected_call import Declined
+from .tables.expected_call import FirstMessages
 from .tables.one_call import RepeatedTable
 from .tables.operations import OperationTable, described
 from .tables.running import PreparedRun, TableRunner, obstacle
@@ -154,12 +154,12 @@ class BucketProgram:
 
     def small_call(
         self, arrays: Sequence[Any], jobs: Sequence[Job], recorder: Recorder, least: int, room: Callable[[int], int],
-        declined: Declined | None,
+        first: FirstMessages | None,
     ) -> RepeatedTable | None:  # fmt: skip
-        """As ``tables.small_calls``."""
+        """As ``small_calls.small_call``."""
         if self._runner is None or any(map(obstacle, arrays, jobs)):
             return None
-        return small_call(self._runner, jobs, arrays, recorder, least, room, declined)
+        return small_call(self._runner, jobs, arrays, recorder, least, room, first)
 
     def _table_run(self, arrays: Sequence[Any], jobs: Sequence[Job], recorder: Recorder) -> TableRun:
         return TableRun(arrays, jobs, recorder, 0, partial(self._begun, arrays, jobs, recorder), self._finish)

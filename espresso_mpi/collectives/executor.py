@@ -23,7 +23,7 @@ from .program import DecodeStep, EncodeStep, IdleStep, MoveStep, ProgramStep, co
 from .progress import Progress, interleave
 from .segment_run import HANDLERS, SegmentLog, SegmentRun
 from .tables.expected import Expected, expected
-from .tables.expected_call import Declined
+from .tables.expected_call import FirstMessages
 from .tables.one_call import RepeatedTable
 from .tables.operations import OperationTable, described
 from .tables.running import PreparedRun, Run, TableRunner, obstacle
@@ -202,11 +202,11 @@ class Program:
 
     def small_call(
         self, arrays: Sequence[Any], jobs: Sequence[Job], recorder: Recorder, least: int, room: Callable[[int], int],
-        declined: Declined | None,
+        first: FirstMessages | None,
     ) -> RepeatedTable | None:  # fmt: skip
-        """As ``tables.small_calls``, for the only tensor of this program; None also if it has several segments."""
+        """As ``small_calls.small_call``, for the only tensor of this program; None also if it has several segments."""
         runner = "" if self.count > 1 or any(map(obstacle, arrays, jobs)) else self._runner(0)
-        return None if isinstance(runner, str) else small_call(runner, jobs, arrays, recorder, least, room, declined)
+        return None if isinstance(runner, str) else small_call(runner, jobs, arrays, recorder, least, room, first)
 
     def _runner(self, number: int) -> TableRunner | str:
         if number not in self._runners:

@@ -71,8 +71,8 @@ class Batch:
 
     ``empty``: (name, group) of the members of groups that are None or have no elements. ``exact``: values that are not
     finite are summed like others; ``exact_dense``: those of dense tensors are. ``tensors``: (name, type and shape,
-    device) of the arrays, as they must be equal on all ranks, where the arrays themselves may differ. ``sizes``: of the
-    parts that this rank sends to each rank and expects from each, where ranks may have different ones.
+    device) of the arrays, as they must be equal on all ranks, where the arrays themselves may differ. ``sizes``:
+    elements of the parts that this rank sends to each rank and expects from each, where ranks may have different ones.
     """
 
     specs: tuple[TensorSpec, ...]

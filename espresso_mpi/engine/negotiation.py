@@ -83,7 +83,7 @@ class RoundResult:
 
 
 class Numbered(Protocol):
-    """What is known of calls by their numbers; all of it is called on all ranks at once."""
+    """What is known of calls by their numbers: called on all ranks at once, and all of them get the same answers."""
 
     def forget_numbers(self) -> None:
         """The numbers have become invalid."""
@@ -94,7 +94,7 @@ class Numbered(Protocol):
     def expects(self, number: int) -> bool:
         """Whether the ranks make a call in the way of expected ones, if they expect it."""
 
-    def expect_no_more(self, number: int) -> None:
+    def failed_to_expect(self, number: int) -> None:
         """All ranks have made a call that was expected, but not all of them in that way."""
 
 
@@ -274,7 +274,7 @@ class Negotiation(CallFailures):
     def _learn(self, number: int | None) -> None:
         """The ranks have made a call, as the only one of each, by an exchange of headers; None: they have not."""
         if number is not None and number == self._expectation.asked:
-            self._numbered.expect_no_more(number)
+            self._numbered.failed_to_expect(number)
         self._expectation.came(number)
 
     def _header(self, flag: int, numbers: Sequence[int]) -> np.ndarray:
@@ -289,6 +289,9 @@ class Negotiation(CallFailures):
         """Register new calls, and fail those that can never start; returns whether any failed. Changes the masks."""
         for rank, note in result.notes:
             self._register(rank, note, result.masks)
+        for number in self.sizes.changed:
+            self._numbered.forget_arrangement(number)
+        self.sizes.compare()
         self._number(front)
         failed = self._fail_broken(result.notes, result.masks)
         failed = self._fail_unfit(result.masks) or failed
@@ -357,6 +360,5 @@ class Negotiation(CallFailures):
         masks[rank] |= 1 << number
         if "sizes" in note:
             self.sizes.register(number, rank, note["sizes"])
-            self._numbered.forget_arrangement(number)
         if note["bad"]:
             self.bad.setdefault(number, {})[rank] = note["bad"]

@@ -96,9 +96,9 @@ class Piggybacking:
         """Take part in a call that the ranks expect, and that this one does not make so. Collective."""
         self._piggybacks.decline(number, header_size)
 
-    def expect_no_more(self, number: int) -> None:
+    def failed_to_expect(self, number: int) -> None:
         """All ranks have made a call that was expected, but not all of them in that way."""
-        self._piggybacks.expect_no_more(number)
+        self._piggybacks.failed_to_expect(number)
 
     def _program_of(self, together: Sequence[Bucket], step: int = 0) -> BucketProgram | Program:
         """The program of tensors that travel together, or of one, in its step of this number."""

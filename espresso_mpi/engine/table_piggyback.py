@@ -6,11 +6,14 @@ table goes on behind it, so that the agreement costs nothing of its own. Else th
 is an ordinary one. All of this is one compiled call, which is prepared once (``OneCall``).
 
 Where each rank is alone on its node, headers and payloads travel in the same messages, if all ranks get all payloads
-and ``piggyback_limit`` allows it (``NodeCall``).
+and ``piggyback_limit`` allows it (``NodeCall``). On other routes between nodes, headers travel beside the first
+messages of a call that all ranks expect (``ExpectedCall``).
 """
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,10 +25,11 @@ from ..collectives import ranges
 from ..collectives.bucket_program import BucketProgram
 from ..collectives.executor import Program
 from ..collectives.job import Job
-from ..collectives.messages.agreement import floats
+from ..collectives.messages.agreement import allgather_json
 from ..collectives.messages.transport import Transport
 from ..collectives.tables import interpreter, piggyback
-from ..collectives.tables.expected_call import Declined, ExpectedCall
+from ..collectives.tables.expected import fit
+from ..collectives.tables.expected_call import ExpectedCall, FirstMessages
 from ..collectives.tables.one_call import RepeatedTable
 from ..state.store import SyncState
 from ..tracing.recording import Recorder
@@ -40,6 +44,9 @@ _LARGEST = 1 << 18
 
 _EXPECTED = 1024
 """Calls that ranks can expect: each keeps two tables."""
+
+_TRIED = 3
+"""How often ranks expect a call that not all of them can make so, for example because one has a strided array."""
 
 _ROOM = 64 << 20
 """Bytes that prepared calls keep in all: each has buffers as large as its payloads and residuals."""
@@ -106,9 +113,10 @@ class TablePiggybacks:
         self._least = ranges.limits("float32", True, transport.topology).large
         self._buckets: dict[int, tuple[Bucket, ...]] = {}
         self._settled: set[int] = set()
-        self._batches: dict[int, Batch] = {}  # alive, so no other gets their ids
+        self._batches: dict[int, tuple[int, Batch]] = {}  # by id, with their numbers; alive, so no other gets their ids
         self._prepared: dict[int, _Prepared] = {}
-        self._expected: dict[int, Declined | None] = {}  # None: some rank cannot
+        self._expected: dict[int, FirstMessages | None] = {}  # None: some rank cannot
+        self._failures: Counter[int] = Counter()
 
     def remember(
         self, call: PendingCall, together: Sequence[Bucket], program: Callable[[], Program | BucketProgram]
@@ -122,7 +130,7 @@ class TablePiggybacks:
         number, batch = call.number, call.batch
         if number is None or batch is None or not _are_small(together):
             return
-        if [id(item) for bucket in together for _, item in bucket.members] != list(map(id, batch.items)):
+        if [item.index for bucket in together for _, item in bucket.members] != [item.index for item in batch.items]:
             return  # some are skipped
         settled = all(map(_is_settled, together))
         if len(together) > 1 and not settled:
@@ -134,7 +142,7 @@ class TablePiggybacks:
         if settled:
             self._settled.add(number)
         if not batch.bounded and not batch.exact:
-            self._batches[id(batch)] = batch
+            self._batches[id(batch)] = number, batch
 
     def _between_nodes(self, together: Sequence[Bucket]) -> bool:
         """Whether ranks that are alone on their nodes may show the payload of one tensor. Collective."""
@@ -151,9 +159,11 @@ class TablePiggybacks:
     def _may_be_expected(self, number: int, program: Callable[[], Program | BucketProgram]) -> bool:
         """Whether the ranks can expect a call. Collective, once for each call."""
         if number not in self._expected and len(self._expected) < _EXPECTED:
-            found = program().expected()
-            everywhere = floats(self._transport, found is not None).min() > 0
-            self._expected[number] = Declined(found, self._transport) if found is not None and everywhere else None
+            found, transport = program().expected(), self._transport
+            mine = None if found is None else (found.meets, found.peers)
+            told = allgather_json(transport, json.dumps(mine).encode())
+            fits = found is not None and fit(told, transport.topology)
+            self._expected[number] = FirstMessages(found, transport) if found is not None and fits else None
         return self.expects(number)
 
     def expects(self, number: int) -> bool:
@@ -162,14 +172,20 @@ class TablePiggybacks:
 
     def decline(self, number: int, header_size: int) -> None:
         """Take part in a call that the ranks expect, and that this one does not make so. Collective."""
-        declined = self._expected[number]
-        assert declined is not None
-        declined.run(header_size)
+        first = self._expected[number]
+        assert first is not None
+        first.run(header_size)
 
-    def expect_no_more(self, number: int) -> None:
-        """All ranks have made a call that was expected, but not all of them in that way."""
+    def failed_to_expect(self, number: int) -> None:
+        """All ranks have made a call that was expected, but not all of them in that way: not to be tried for ever."""
+        self._failures[number] += 1
+        if self._failures[number] < _TRIED:
+            return
         self._expected[number] = None
         self._buckets.pop(number, None)
+        self._prepared.pop(number, None)
+        self._settled.discard(number)
+        self._batches = {key: one for key, one in self._batches.items() if one[0] != number}
 
     def buckets_of(self, number: int) -> tuple[Bucket, ...]:
         """The tensors of a call that may take the fast path; none of another one."""
@@ -186,7 +202,7 @@ class TablePiggybacks:
 
     def forget(self) -> None:
         """The numbers of calls have become invalid."""
-        for known in (self._buckets, self._batches, self._settled, self._expected):
+        for known in (self._buckets, self._batches, self._settled, self._expected, self._failures):
             known.clear()
         self._prepared.clear()
 
@@ -199,15 +215,15 @@ class TablePiggybacks:
         Args:
             expected: whether the ranks expect this call.
         """
-        declined = self._expected.get(number)
-        if declined is not None and not expected:
+        first = self._expected.get(number)
+        if first is not None and not expected:
             return None
         if state.store.any_pending or not all(isinstance(x, np.ndarray) and x.flags.carray for x in arrays):
             return None
         known = self._prepared.get(number)
         if known is None or not known.fits(program, state):
             call = program.small_call(
-                arrays, jobs, self._recorder, self._least, partial(room, transport=self._transport), declined
+                arrays, jobs, self._recorder, self._least, partial(room, transport=self._transport), first
             )
             if call is None:
                 return None

@@ -42,19 +42,23 @@ def show(setup, flags, window, half):  # type: ignore[no-untyped-def]
 
 
 @host.inline
+def equals(setup, address, size):  # type: ignore[no-untyped-def]
+    """Whether a header of so many bytes is that of this rank, but for the bits that may differ."""
+    if size != setup[SIZE]:
+        return False
+    mine, other = carray(_bytes_at(setup[HEADER]), (size,)), carray(_bytes_at(address), (size,))
+    different = (mine[0] ^ other[0]) & ~setup[IGNORED]
+    for i in range(1, size):
+        different |= mine[i] ^ other[i]
+    return different == 0
+
+
+@host.inline
 def same(setup, flags, window, half):  # type: ignore[no-untyped-def]
     """Whether all ranks show the header of this one, but for the bits that may differ."""
-    size = setup[SIZE]
-    mine = carray(_bytes_at(setup[HEADER]), (size,))
     for rank in range(window[COUNT]):
-        if flags[rank * STEP + 1 + half] != size:
+        if not equals(setup, slot_of(window, rank, half), flags[rank * STEP + 1 + half]):
             return False
-        other = carray(_bytes_at(slot_of(window, rank, half)), (size,))
-        if (mine[0] ^ other[0]) & ~setup[IGNORED]:
-            return False
-        for i in range(1, size):
-            if mine[i] != other[i]:
-                return False
     return True
 
 

@@ -56,7 +56,28 @@ class Expected:
 
 def width_of(header: int) -> int:
     """Bytes of a message with a header of so many."""
-    return -(-(SIZE + header) // _LINE) * _LINE
+    width = -(-(SIZE + header) // _LINE) * _LINE
+    assert width <= LONGEST, "headers are not that long"
+    return width
+
+
+def fit(told: Sequence[tuple[bool, Sequence[int]] | None], topology: Topology) -> bool:
+    """Whether all ranks can expect a call together.
+
+    Args:
+        told: ``meets`` and ``peers`` of each rank; None: it cannot.
+    """
+    for rank, one in enumerate(told):
+        if one is None:
+            return False
+        all_others = len(one[1]) == topology.size - 1
+        for peer in one[1]:
+            other = told[peer]
+            if other is None or rank not in other[1]:
+                return False
+            if not (all_others or other[0] or len(topology.nodes[topology.node_of[peer]]) == 1):
+                return False  # its header does not stand for its node
+    return True
 
 
 def expected(table: OperationTable, topology: Topology, rank: int) -> Expected | None:

@@ -14,7 +14,7 @@ from ..messages import headers
 from ..messages.leader_gather import LeaderGather, gather_for
 from ..messages.transport import Transport
 from . import expecting, interpreter, piggyback
-from .expected import LONGEST, SIZE, Expected, width_of
+from .expected import SIZE, Expected, width_of
 from .one_call import RepeatedTable
 from .operations import BUFFERS, Code
 from .running import TableRunner, compiled_messages, run_compiled
@@ -29,16 +29,16 @@ class ExpectedCall(RepeatedTable):
     """A call, made by ranks that all expect it.
 
     Args:
-        declined: takes part in the messages if the ranks of the node differ.
+        first: its messages up to the comparison of headers.
         room: from the bytes of a header, the most bytes of a message of an ordinary exchange of headers.
-        runner: of the table of ``declined.expected``.
+        runner: of the table of ``first.expected``.
         others: as of ``RepeatedTable``.
     """
 
-    def __init__(self, declined: Declined, room: Callable[[int], int], runner: TableRunner, *others: Any) -> None:
-        self._expected, self._room, self._declined = declined.expected, room, declined
+    def __init__(self, first: FirstMessages, room: Callable[[int], int], runner: TableRunner, *others: Any) -> None:
+        self._expected, self._room, self._first = first.expected, room, first
         expected = self._expected
-        self._before = list[np.ndarray]()
+        self._before = list[np.ndarray]()  # before the others: ``_prepared`` fills it
         super().__init__(runner, *others)
         transport = runner.transport
         self._window = transport.window_on_host(transport.node) if expected.meets or runner.by_window else None
@@ -46,6 +46,11 @@ class ExpectedCall(RepeatedTable):
         self._told = np.array([theirs, len(expected.peers), expected.meets], np.int64)
         self._header, self._width = np.empty(0, np.uint8), 0
         self._gather: LeaderGather = _NO_GATHER
+
+    @property
+    def nbytes(self) -> int:
+        """See ``RepeatedTable``."""
+        return super().nbytes + sum(before.nbytes for before in self._before)
 
     def _prepared(self, sizes: Sequence[int]) -> np.ndarray:
         """Sums of the node replace the arrays before all headers are compared: these are copied like residuals."""
@@ -60,14 +65,16 @@ class ExpectedCall(RepeatedTable):
         self._setup[headers.IGNORED] = ignored
         why = run_compiled(
             expecting.run, (self._setup, self._told), self._runner, self._places, self._ledger.row, self._messages,
-            self._window, self._state, self, self._declined.patience,
+            self._window, self._state, self, self._first.patience,
         )  # fmt: skip
         if why == piggyback.ODD:
             return why
-        self._declined.count_shown(header.size)
+        self._first.count_shown(header.size)
         if why == piggyback.DIFFERENT:
             if self._state[interpreter.MODE] == piggyback.MEETS:
-                self._declined.exchange(header.size)
+                self._first.exchange(header.size)
+            else:
+                self._first.count(self._width)
             transport = self._runner.transport
             self._gather = gather_for(transport, self._room(header.size))
             self._gather.run(header)
@@ -99,12 +106,12 @@ class ExpectedCall(RepeatedTable):
         """See ``RepeatedTable``."""
         table, transport = self._runner.table, self._runner.transport
         transport.count_sent(table.posted, table.window, self._window)
-        self._declined.count_headers(self._width)
+        self._first.count_headers(self._width)
         super().record()
 
 
-class Declined:
-    """Takes part in the first messages of a call that this rank does not make, though all expect it.
+class FirstMessages:
+    """The first messages of an expected call, for a rank that does not make it, or whose node does not.
 
     Args:
         expected: how the call is made; transport: what it uses.
@@ -142,6 +149,11 @@ class Declined:
         if self._window is not None:
             self._window.bytes_sent += nbytes * (self._window.count - 1)
 
+    def count(self, width: int) -> None:
+        """Count headers in messages of so many bytes, and the first messages."""
+        self.count_headers(width)
+        self._transport.count_sent(self._unread, 0, None)
+
     def count_headers(self, width: int) -> None:
         """Count messages of so many bytes with headers."""
         far = len(self.expected.peers) - self._near
@@ -149,7 +161,6 @@ class Declined:
 
     def _go(self, header: int, mode: int) -> None:
         table, width, state = self.expected.other, width_of(header), np.zeros(interpreter.STATE + 1, np.int64)
-        assert width <= LONGEST, "headers are not that long"
         state[interpreter.MODE] = mode
         buffers = [np.zeros(room, np.uint8) for room in table.room[:2]]  # it is rare: no memory is kept
         places, marks = np.array([*map(device.begin_of, buffers), 0, 0], np.int64), np.zeros((1, 2), np.int64)
@@ -158,5 +169,4 @@ class Declined:
             expecting.decline, (), self._runner, places, marks, compiled_messages(self._transport, table),
             self._window, state, buffers, self.patience,
         )  # fmt: skip
-        self.count_headers(width)
-        self._transport.count_sent(self._unread, 0, None)
+        self.count(width)

@@ -8,8 +8,6 @@ from espresso_mpi.compressors.kernels.cpu import host
 from espresso_mpi.compressors.kernels.cpu.entries import pointer_to
 
 from ..messages import headers, shared_memory
-from ..messages.headers import HEADER, IGNORED
-from ..messages.headers import SIZE as HEADER_SIZE
 from ..messages.shared_memory import STEP
 from ..messages.window_places import COUNT, ME
 from . import interpreter, piggyback
@@ -24,24 +22,16 @@ THEIRS, PEERS, GROUPED, TOLD = range(4)
 """Places of ``told``, an int64 array, and its length: the address of the headers of peers; how many they are; and
 whether the ranks of the node compare their headers first."""
 
-_bytes_at, _number_at = pointer_to(types.uint8), pointer_to(types.int64)
+_number_at = pointer_to(types.int64)
 
 
 @host.inline
 def _all_equal(setup, told):  # type: ignore[no-untyped-def]
     """Whether all peers have sent the header of this rank, but for the bits that may differ."""
-    size = setup[HEADER_SIZE]
-    mine = carray(_bytes_at(setup[HEADER]), (size,))
     for number in range(told[PEERS]):
         at = told[THEIRS] + number * LONGEST
-        if carray(_number_at(at), (1,))[0] != size:
+        if not headers.equals(setup, at + SIZE, carray(_number_at(at), (1,))[0]):
             return False
-        other = carray(_bytes_at(at + SIZE), (size,))
-        if (mine[0] ^ other[0]) & ~setup[IGNORED]:
-            return False
-        for i in range(1, size):
-            if mine[i] != other[i]:
-                return False
     return True
 
 
@@ -68,6 +58,7 @@ def run(setup, told, rows, parameters, places, marks, flags, window, flag, mpi, 
             headers.show(setup, flags, window, state[USES] % 2)
             state[MODE] = MEETS
         else:
+            piggyback.note(marks, piggyback.ANSWERED, state)
             state[MODE] = ASKS
     if state[MODE] == MEETS:
         if not shared_memory.barrier(flags, window[ME], window[COUNT], state[EPOCH], pace, state):
@@ -75,6 +66,7 @@ def run(setup, told, rows, parameters, places, marks, flags, window, flag, mpi, 
         half = state[USES] % 2
         state[EPOCH] += 1
         state[USES] += 1
+        piggyback.note(marks, piggyback.ANSWERED, state)  # what follows is the time of the table's own messages
         if not headers.same(setup, flags, window, half):
             return piggyback.DIFFERENT
         state[MODE] = ASKS
@@ -82,7 +74,6 @@ def run(setup, told, rows, parameters, places, marks, flags, window, flag, mpi, 
         why = interpreter.run(rows, parameters, places, marks, flags, window, flag, mpi, state, pace)
         if why != PYTHON:
             return why
-        piggyback.note(marks, piggyback.ANSWERED, state)
         if not _all_equal(setup, told):
             return piggyback.DIFFERENT
         state[MODE] = RUNS
@@ -91,7 +82,7 @@ def run(setup, told, rows, parameters, places, marks, flags, window, flag, mpi, 
 
 @host.inline
 def decline(rows, parameters, places, marks, flags, window, flag, mpi, state, pace):  # type: ignore[no-untyped-def]
-    """Take part in an expected call that this rank does not make; arguments and result: as of ``run``."""
+    """Take part in an expected call that this rank does not make; as ``run``, without its first two arguments."""
     if state[MODE] == MEETS:
         flags[window[ME] * STEP + 1 + state[USES] % 2] = 0  # no header has no bytes
         if not shared_memory.barrier(flags, window[ME], window[COUNT], state[EPOCH], pace, state):

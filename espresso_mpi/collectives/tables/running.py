@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -264,34 +265,34 @@ def run_compiled(
     Returns:
         A reason before ``interpreter.AT_BARRIER`` or from ``interpreter.ENDED`` on.
     """
-    try:
-        return _run_compiled(compiled, before, runner, places, marks, messages, window, state, alive, patience)
-    except BaseException:  # an interrupt: messages may be under way
-        runner.transport.outlive([messages, alive])
-        raise
-
-
-def _run_compiled(
-    compiled: Callable[..., int], before: Sequence[np.ndarray], runner: TableRunner, places: np.ndarray,
-    marks: np.ndarray, messages: Any, window: SharedWindow | None, state: np.ndarray, alive: Any, patience: float,
-) -> int:  # fmt: skip
     table, waiter = runner.table, runner.transport.waiter
     flags, where = (NO_FLAGS, NO_WINDOW) if window is None else (window.flags, window.places)
-    while True:
-        waited = int(state[shared_memory.WAITED])
-        if window is not None:
-            state[interpreter.EPOCH], state[interpreter.USES] = window.position
-        why = compiled(
-            *before, table.rows, table.values, places, marks, flags, where, messages.flag, messages.calls, state,
-            waiter.pace,
-        )  # fmt: skip
-        if window is not None:
-            window.position = int(state[interpreter.EPOCH]), int(state[interpreter.USES])
-        waiter.waited += (int(state[shared_memory.WAITED]) - waited) * 1e-9
-        if why < interpreter.AT_BARRIER or why >= interpreter.ENDED:
-            return why
-        with waiter.patience(patience if why == interpreter.AT_MESSAGES else 1.0):
-            _wait_for_ranks(runner, why, state, messages, window)
+    with _outliving(runner.transport, [messages, alive]):
+        while True:
+            waited = int(state[shared_memory.WAITED])
+            if window is not None:
+                state[interpreter.EPOCH], state[interpreter.USES] = window.position
+            why = compiled(
+              *before, table.rows, table.values, places, marks, flags, where, messages.flag, messages.calls, state,
+              waiter.pace,
+          )  # fmt: skip
+            if window is not None:
+                window.position = int(state[interpreter.EPOCH]), int(state[interpreter.USES])
+            waiter.waited += (int(state[shared_memory.WAITED]) - waited) * 1e-9
+            if why < interpreter.AT_BARRIER or why >= interpreter.ENDED:
+                return why
+            with waiter.patience(patience if why == interpreter.AT_MESSAGES else 1.0):
+                _wait_for_ranks(runner, why, state, messages, window)
+
+
+@contextmanager
+def _outliving(transport: Transport, memory: Any) -> Iterator[None]:
+    """Keep memory alive after an error or an interrupt: messages under way may still be written to it."""
+    try:
+        yield
+    except BaseException:
+        transport.outlive(memory)
+        raise
 
 
 def _wait_for_ranks(

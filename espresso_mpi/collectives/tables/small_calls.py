@@ -9,7 +9,7 @@ import numpy as np
 from espresso_mpi.tracing.recording import Recorder
 
 from ..job import Job
-from .expected_call import Declined, ExpectedCall
+from .expected_call import ExpectedCall, FirstMessages
 from .gathered import gathered
 from .node_call import NodeCall
 from .one_call import OneCall, RepeatedTable
@@ -18,24 +18,24 @@ from .running import TableRunner
 
 def small_call(
     runner: TableRunner, jobs: Sequence[Job], arrays: Sequence[np.ndarray], recorder: Recorder, least: int,
-    room: Callable[[int], int], declined: Declined | None,
+    room: Callable[[int], int], first: FirstMessages | None,
 ) -> RepeatedTable | None:  # fmt: skip
     """What synchronises tensors together with the exchange of headers.
 
-    None if Python must do a part of it, or other ranks notice something of it before its first barrier; where each rank
-    is alone on its node, if it does more than to gather payloads, unless all ranks expect it.
+    None: Python must do a part of it; or nobody expects it, and other ranks notice something of it before the first
+    barrier of the node, or there is no such barrier and it does more than to gather payloads.
 
     Args:
         runner: of the table of the tensors.
         jobs, arrays, recorder, least: as of ``RepeatedTable``; room: as of ``NodeCall``.
-        declined: of a call that all ranks expect; None: they do not.
+        first: the first messages of a call that all ranks expect; None: they do not.
     """
     transport, others = runner.transport, (jobs, arrays, recorder, least)
     if runner.table.stages:
         return None
-    if declined is not None:
+    if first is not None:
         return ExpectedCall(
-            declined, room, TableRunner(declined.expected.table, transport, runner.sizes), *others
+            first, room, TableRunner(first.expected.table, transport, runner.sizes), *others
         )  # fmt: skip
     window = transport.window_on_host(transport.node)
     if window is not None:

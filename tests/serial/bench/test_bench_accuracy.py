@@ -8,6 +8,7 @@ import pytest
 from espresso_mpi.bench import accuracy, accuracy_runs, accuracy_tables, accuracy_times, datasets, report
 from espresso_mpi.bench.accuracy_times import StepTime
 from espresso_mpi.bench.loss_curves import Point
+from espresso_mpi.bench.optimizer_ways import Phases
 from espresso_mpi.errors import ConfigError
 from espresso_mpi.files.output import write_rows
 
@@ -125,3 +126,14 @@ def test_without_its_packages_the_error_says_how_to_install_them(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "sklearn.datasets", None)
     with pytest.raises(ConfigError, match="pip install scikit-learn"):
         datasets.Digits()
+
+
+def test_a_shortened_run_has_dense_steps_and_averages_as_well():
+    phases = Phases(3000, 150, 60)
+    assert phases.shortened(40) == Phases(40, 2, 18)
+    assert phases.shortened(3000) == phases
+    assert Phases.usual(300) == Phases(300, 60, 15)
+    for steps in range(1, 30):
+        short = phases.shortened(steps)
+        assert short.dense == 1 and short.every >= 1
+        assert steps < 3 or short.dense + short.every < steps  # an average before the end
