@@ -282,6 +282,12 @@ def _placed(what: str) -> Callable[[Result], str]:
     return lambda result: f"{what}: {_where(result)}"
 
 
+def _trained(result: Result) -> str:
+    """The title of training runs of one length, and where they were measured."""
+    settings = result["settings"]
+    return f"Time to accuracy, {settings['workload']}, {settings['steps']} steps: {_where(result)}"
+
+
 _SECTIONS: dict[str, tuple[Callable[[Result], str], Callable[[Result], str]]] = {
     "compressors": (lambda result: "Compressors", _compressors),
     "train": (_placed("Training"), _train),
@@ -293,7 +299,7 @@ _SECTIONS: dict[str, tuple[Callable[[Result], str], Callable[[Result], str]]] = 
     "torch": (_placed("Training steps in PyTorch"), _torch),
     "scaling": (_placed("How cost grows"), _scaling),
     "optimizers": (_placed("What the optimizer makes of it"), _optimizers),
-    "accuracy": (_placed("Time to accuracy"), _accuracy),
+    "accuracy": (_trained, _accuracy),
     "planner": (lambda result: "The planner", _planner),
     "validate": (_placed("Predicted and measured steps"), _validate),
 }
