@@ -68,15 +68,14 @@ class Piggybacking:
                 return None
             return DensePiggyback(self._transport, known, self._dense.data_of(exchange.moves, exchange.sizes))
         assert call.batch is not None
-        small, state = self._piggybacks.buckets_of(call.number), self.sync_state
+        unexpected = call.number != expected and self._piggybacks.expects(call.number)
+        small, state = () if unexpected else self._piggybacks.buckets_of(call.number), self.sync_state
         steps = [state.counts[bucket.name] for bucket in small]
         if small and min(steps) >= self._options.dense_steps:
             jobs = [self._jobs.job(bucket, step, state, self.seed) for bucket, step in zip(small, steps)]
             program = self._piggybacks.program_of(call.number) or self._program_of(small, steps[0])
             arrays = [call.gradients[bucket.members[0][1].index].array for bucket in small]
-            return self._piggybacks.piggyback(
-                call.number, program, arrays, jobs, state, search, call.number == expected
-            )
+            return self._piggybacks.piggyback(call.number, program, arrays, jobs, state, search)
         if search:
             return None
         buckets, whole = self._fast.get(call.number), self._whole.get(call.number)  # known once the call was run

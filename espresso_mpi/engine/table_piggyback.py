@@ -128,7 +128,9 @@ class TablePiggybacks:
             program: makes what runs them.
         """
         number, batch = call.number, call.batch
-        if number is None or batch is None or not _are_small(together):
+        if number is None or batch is None or (number in self._buckets and id(batch) in self._batches):
+            return
+        if not _are_small(together):
             return
         if [item.index for bucket in together for _, item in bucket.members] != [item.index for item in batch.items]:
             return  # some are skipped
@@ -208,16 +210,13 @@ class TablePiggybacks:
 
     def piggyback(
         self, number: int, program: Program | BucketProgram, arrays: Sequence[Any], jobs: Sequence[Job],
-        state: SyncState, search: bool, expected: bool,
+        state: SyncState, search: bool,
     ) -> TablePiggyback | None:  # fmt: skip
         """The payloads of tensors; None where a resharded residual waits for one, or no table can stop in time.
 
-        Args:
-            expected: whether the ranks expect this call.
+        If the ranks can expect the call, they do.
         """
         first = self._expected.get(number)
-        if first is not None and not expected:
-            return None
         if state.store.any_pending or not all(isinstance(x, np.ndarray) and x.flags.carray for x in arrays):
             return None
         known = self._prepared.get(number)
