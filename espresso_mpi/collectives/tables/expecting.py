@@ -61,14 +61,9 @@ def run(setup, told, rows, parameters, places, marks, flags, window, flag, mpi, 
             piggyback.note(marks, piggyback.ANSWERED, state)
             state[MODE] = ASKS
     if state[MODE] == MEETS:
-        if not shared_memory.barrier(flags, window[ME], window[COUNT], state[EPOCH], pace, state):
-            return interpreter.AT_BARRIER
-        half = state[USES] % 2
-        state[EPOCH] += 1
-        state[USES] += 1
-        piggyback.note(marks, piggyback.ANSWERED, state)  # what follows is the time of the table's own messages
-        if not headers.same(setup, flags, window, half):
-            return piggyback.DIFFERENT
+        why = piggyback.compare(setup, marks, flags, window, state, pace)
+        if why != interpreter.GOING:
+            return why
         state[MODE] = ASKS
     if state[MODE] == ASKS:
         why = interpreter.run(rows, parameters, places, marks, flags, window, flag, mpi, state, pace)

@@ -57,6 +57,18 @@ def search_and_keep(setup, places, marks, state):  # type: ignore[no-untyped-def
 
 
 @host.inline
+def compare(setup, marks, flags, window, state, pace):  # type: ignore[no-untyped-def]
+    """Meet the ranks of the node, which show their headers; returns ``GOING``, ``AT_BARRIER`` or ``DIFFERENT``."""
+    if not shared_memory.barrier(flags, window[ME], window[COUNT], state[EPOCH], pace, state):
+        return interpreter.AT_BARRIER
+    half = state[USES] % 2
+    state[EPOCH] += 1
+    state[USES] += 1
+    note(marks, ANSWERED, state)
+    return GOING if headers.same(setup, flags, window, half) else DIFFERENT
+
+
+@host.inline
 def begin(setup, rows, parameters, places, marks, flags, window, flag, mpi, state, pace):  # type: ignore[no-untyped-def]
     """Run up to the first barrier; returns ``HALTED`` there, ``ODD``, or another reason. Arguments: as of ``run``."""
     if state[MODE] == BEGINS:
@@ -85,15 +97,11 @@ def run(setup, heads, sizes, rows, parameters, places, marks, flags, window, fla
         headers.show(setup, flags, window, state[USES] % 2)
         state[MODE] = MEETS
     if state[MODE] == MEETS:
-        if not shared_memory.barrier(flags, window[ME], window[COUNT], state[EPOCH], pace, state):
-            return interpreter.AT_BARRIER
-        half = state[USES] % 2
-        state[EPOCH] += 1
-        state[USES] += 1
-        note(marks, ANSWERED, state)
-        if not headers.same(setup, flags, window, half):
-            headers.receive(setup, heads, sizes, flags, window, half)
-            return DIFFERENT
+        why = compare(setup, marks, flags, window, state, pace)
+        if why == DIFFERENT:
+            headers.receive(setup, heads, sizes, flags, window, 1 - state[USES] % 2)
+        if why != GOING:
+            return why
         state[AT] += 1  # behind the barrier
         state[MODE] = RUNS
     return interpreter.run(rows, parameters, places, marks, flags, window, flag, mpi, state, pace)
