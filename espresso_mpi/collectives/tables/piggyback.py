@@ -34,19 +34,20 @@ SEARCHED, SEARCHED_UNTIL, ASKED, ANSWERED, MARKS = range(5)
 
 @host.inline
 def note(marks, number, state):  # type: ignore[no-untyped-def]
+    """As ``headers.note``, for one of the marks behind those of the table."""
     headers.note(marks, marks.shape[0] - MARKS + number, state)
 
 
 @host.inline
 def _keep(setup, places):  # type: ignore[no-untyped-def]
-    """Copy the residuals, for the case that the headers differ."""
+    """Copy what is restored if the headers differ."""
     for at in range(SIZES + setup[TENSORS], setup.size, 3):
         shared_memory.move(setup[at + 1], places[setup[at]], setup[at + 2])
 
 
 @host.inline
 def search_and_keep(setup, places, marks, state):  # type: ignore[no-untyped-def]
-    """Look for values that are too large, and copy the residuals; returns ``GOING`` or ``ODD``."""
+    """Look for values that are too large, and copy what may have to be restored; returns ``GOING`` or ``ODD``."""
     note(marks, SEARCHED, state)
     for number in range(setup[TENSORS] if setup[LEAST] else 0):
         if not in_range(places[BUFFERS + number], setup[SIZES + number], setup[LEAST]):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -267,15 +266,15 @@ def run_compiled(
     """
     table, waiter = runner.table, runner.transport.waiter
     flags, where = (NO_FLAGS, NO_WINDOW) if window is None else (window.flags, window.places)
-    with _outliving(runner.transport, [messages, alive]):
+    try:
         while True:
             waited = int(state[shared_memory.WAITED])
             if window is not None:
                 state[interpreter.EPOCH], state[interpreter.USES] = window.position
             why = compiled(
-              *before, table.rows, table.values, places, marks, flags, where, messages.flag, messages.calls, state,
-              waiter.pace,
-          )  # fmt: skip
+                *before, table.rows, table.values, places, marks, flags, where, messages.flag, messages.calls, state,
+                waiter.pace,
+            )  # fmt: skip
             if window is not None:
                 window.position = int(state[interpreter.EPOCH]), int(state[interpreter.USES])
             waiter.waited += (int(state[shared_memory.WAITED]) - waited) * 1e-9
@@ -283,15 +282,8 @@ def run_compiled(
                 return why
             with waiter.patience(patience if why == interpreter.AT_MESSAGES else 1.0):
                 _wait_for_ranks(runner, why, state, messages, window)
-
-
-@contextmanager
-def _outliving(transport: Transport, memory: Any) -> Iterator[None]:
-    """Keep memory alive after an error or an interrupt: messages under way may still be written to it."""
-    try:
-        yield
-    except BaseException:
-        transport.outlive(memory)
+    except BaseException:  # also an interrupt
+        runner.transport.outlive([messages, alive])
         raise
 
 

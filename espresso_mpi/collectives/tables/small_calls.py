@@ -34,9 +34,7 @@ def small_call(
     if runner.table.stages:
         return None
     if first is not None:
-        return ExpectedCall(
-            first, room, TableRunner(first.expected.table, transport, runner.sizes), *others
-        )  # fmt: skip
+        return ExpectedCall(first, room, TableRunner(first.expected.table, transport, runner.sizes), *others)
     window = transport.window_on_host(transport.node)
     if window is not None:
         return OneCall(window, runner, *others) if runner.halts else None
