@@ -79,7 +79,6 @@ class Dispatcher(Piggybacking):
         self.executors: dict[str, str] = {}
         self._arrangements: dict[tuple[int, ...], tuple[Bucket, ...]] = {}
         self._fast: dict[int, tuple[Bucket, ...]] = {}  # by number of the call; empty: not by the fast path
-        self._whole: dict[int, tuple[Bucket, ...]] = {}  # likewise, as one array
         self._programs = Programs(transport)
         self._fuse_bytes = options.fusion
         self._payload_buckets = PayloadBuckets(transport, recorder)
@@ -98,7 +97,6 @@ class Dispatcher(Piggybacking):
         """The numbers of calls have become invalid."""
         self._arrangements.clear()
         self._fast.clear()
-        self._whole.clear()
         self._piggybacks.forget()
         self._dense.forget()
         self._steady.forget()
@@ -201,8 +199,6 @@ class Dispatcher(Piggybacking):
                 scheduled = isinstance(self.runner, LaneRunner)
                 ok = fast_path.allowed(batches[0], found, self._transport, scheduled)
                 self._fast[numbers[0]] = found if ok else ()
-                ok = fast_path.joinable(batches[0], found, self._transport, scheduled)
-                self._whole[numbers[0]] = found if ok else ()
         return found
 
     def _buckets_of(self, batches: Sequence[Batch]) -> tuple[Bucket, ...]:

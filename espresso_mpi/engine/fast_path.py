@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..arrays import device
 from ..collectives.data import reduction
 from ..collectives.data.layout import Topology
+from ..collectives.messages.agreed import How
 from ..collectives.messages.agreed_nodes import ALIGN, Stages, mean_of_rows
 from ..collectives.messages.agreement import gather_small
+from ..collectives.messages.joint import JointArray
 from ..collectives.messages.transport import Transport
 from ..collectives.messages.window import SharedWindow
 from ..state.store import StateStore
@@ -27,32 +29,27 @@ from ..types import ROUTES, Route
 from . import piggyback_limit
 from .batches import Batch, Bucket
 
-_AT_ONCE = 8
-"""Buckets of a call that run without a round between them: no more than when they are run as segments."""
-
 _LEVELS = {Route.parse(ROUTES["flat"]): ("flat",), Route.parse(ROUTES["hierarchical"]): ("intra", "inter")}
 _ON_HOST = np.empty(0, np.uint8)
 
 
 class Piggyback:
-    """The data of the only call of this rank, which are piggybacked on the header of a round.
+    """The data of the only call of this rank, in one bucket, which are sent with the header of a round.
 
     Args:
-        window: the shared window of all ranks; None: they send messages.
         arrays: those of the call, by position.
 
     Attributes:
-        met: when this rank saw that all bring the same call; the first bucket has its mean then. 0: it has not.
+        met: when this rank saw that all bring the same call. 0: it has not.
         began: when the exchange of headers began, if something was done before it; else 0.
         saturated: sums of this rank that were cut to the range of their type.
+        whole: whether the arrays of this rank are summed as one that lies in memory of all ranks of the node.
     """
 
-    def __init__(
-        self, transport: Transport, window: SharedWindow | None, buckets: Sequence[Bucket], arrays: Sequence[Any]
-    ) -> None:
-        self._transport, self._window, self._buckets = transport, window, buckets
+    def __init__(self, transport: Transport, buckets: Sequence[Bucket], arrays: Sequence[Any]) -> None:
+        self._transport, self._buckets = transport, buckets
         self._arrays = [[arrays[item.index] for _, item in bucket.members] for bucket in buckets]
-        self.met, self.saturated, self.began = 0.0, 0, 0.0
+        self.met, self.saturated, self.began, self.whole = 0.0, 0, 0.0, False
 
     def undo(self) -> None:
         """The headers differ: nothing has changed."""
@@ -63,86 +60,106 @@ class Piggyback:
         Args:
             ignored: bits of the first byte of the header that may differ between ranks.
         """
-        window = self._window
-        if window is None:
-            message = packed(header, self._arrays[0])
-            return gather_small(self._transport, message, room(header.size, self._transport))
-        bucket = self._buckets[0]
-        x, workspace = self._joined(0)
-        how = reduction.arithmetic(self._divisor(bucket), bucket.dtype)
-        agreed = window.agreed_allreduce(header, ignored, x, how)
+        message = packed(header, self._arrays[0])
+        return gather_small(self._transport, message, room(header.size, self._transport))
+
+    def finish(self, messages: Sequence[np.ndarray], header_size: int, before: Mapping[str, int]) -> Iterator[Summed]:
+        """Write the means to the arrays.
+
+        Args:
+            messages: of all ranks, unless they have ``met``.
+            before: bytes sent before the round.
+        """
+        start, bucket = time.perf_counter(), self._buckets[0]
+        topology = self._transport.topology.undivided if bucket.total else self._transport.topology
+        route, arrays = bucket.strategy.route, self._arrays[0]
+        cut = unpack_mean(messages, header_size, route, bucket.dtype, topology, arrays)
+        self.saturated += cut if self._transport.rank == 0 else 0  # all have seen the same ones
+        sent = self._transport.sent
+        intra, inter = (sent[level] - before[level] for level in ("intra", "inter"))
+        yield Summed(bucket, start, time.perf_counter(), intra, inter)
+
+
+class Summed(NamedTuple):
+    """What is reported of a bucket that was summed: when this rank began and ended, and the bytes that it sent."""
+
+    bucket: Bucket
+    start: float
+    stop: float
+    intra: int
+    inter: int = 0
+
+
+class NodePiggyback(Piggyback):
+    """As ``Piggyback``, where all ranks share a window: any number of buckets; those of one element type at once.
+
+    Args:
+        window: of all ranks.
+    """
+
+    def __init__(
+        self, transport: Transport, window: SharedWindow, buckets: Sequence[Bucket], arrays: Sequence[Any]
+    ) -> None:
+        super().__init__(transport, buckets, arrays)
+        kinds = dict[tuple[str, bool], list[int]]()
+        for number, bucket in enumerate(buckets):
+            kinds.setdefault((bucket.dtype, bucket.total), []).append(number)
+        self._window, self._kinds = window, [*kinds.values()]
+        first = self._arrays_of(0)
+        joined = window.arrays.joined(first) if len(kinds) == 1 and len(first) > 1 else None
+        self._first: list[Any] = first if joined is None else [joined]
+        self.whole = joined is not None
+
+    def exchange(self, header: np.ndarray, ignored: int) -> Sequence[np.ndarray]:
+        """See ``Piggyback``; once the ranks have met, the buckets of the first type are summed."""
+        arrays, how = self._first, self._how(0)
+        if len(arrays) == 1:
+            agreed = self._window.agreed_allreduce(header, ignored, arrays[0], how)
+        else:
+            with aligned(arrays) as joint:
+                agreed = self._window.agreed_allreduce_joint(header, ignored, joint, how)
         self.met, self.saturated = agreed.met, agreed.saturated
-        self._part(0, x, workspace, write=agreed.met > 0)
         return agreed.headers
 
-    def finish(self, number: int, messages: Sequence[np.ndarray], header_size: int) -> tuple[float, float]:
-        """The mean of a bucket in its arrays; returns when this rank began and ended to work on it."""
-        start, bucket = time.perf_counter(), self._buckets[number]
-        window = self._window
-        if window is None:
-            topology = self._transport.topology.undivided if bucket.total else self._transport.topology
-            route, arrays = bucket.strategy.route, self._arrays[0]
-            cut = unpack_mean(messages, header_size, route, bucket.dtype, topology, arrays)
-            self.saturated += cut if self._transport.rank == 0 else 0  # all have seen the same ones
-        elif number == 0:
-            start = self.met
-        else:
-            x, workspace = self._joined(number)
-            reduce_op = reduction.ReduceOp("sum", self._divisor(bucket))
-            self.saturated += window.allreduce(x, bucket.dtype, (0, x.size), reduce_op)
-            self._part(number, x, workspace)
-        return start, time.perf_counter()
+    def finish(self, messages: Sequence[np.ndarray], header_size: int, before: Mapping[str, int]) -> Iterator[Summed]:
+        """See ``Piggyback``."""
+        start, sent = self.met, before["intra"]
+        for number in range(len(self._kinds)):
+            if number > 0:
+                with aligned(self._arrays_of(number)) as joint:
+                    self.saturated += self._window.allreduce_joint(joint, self._how(number))
+            stop, now = time.perf_counter(), self._transport.sent["intra"]
+            yield from _shares([self._buckets[one] for one in self._kinds[number]], start, stop, now - sent)
+            start, sent = stop, now
 
-    def _divisor(self, bucket: Bucket) -> float:
-        return 1.0 if bucket.total else float(self._transport.topology.size)
+    def _how(self, number: int) -> How:
+        bucket = self._buckets[self._kinds[number][0]]
+        return reduction.arithmetic(1.0 if bucket.total else float(self._transport.topology.size), bucket.dtype)
 
-    def _joined(self, number: int) -> tuple[Any, Any]:
-        """The bucket as one array, and where that is borrowed from, if it is a copy."""
-        arrays, bucket = self._arrays[number], self._buckets[number]
-        if len(arrays) == 1:
-            return arrays[0], None
-        workspace = self._transport.borrow()
-        x = workspace.array("fused", bucket.size, arrays[0].dtype, "cpu")
-        device.join(x, arrays)
-        return x, workspace
-
-    def _part(self, number: int, x: Any, workspace: Any, write: bool = True) -> None:
-        if workspace is not None:
-            if write:
-                device.part(x, self._arrays[number])
-            self._transport.give_back(workspace)
+    def _arrays_of(self, number: int) -> list[Any]:
+        """The arrays of all buckets of a type."""
+        return [array for bucket in self._kinds[number] for array in self._arrays[bucket]]
 
 
-class WholePiggyback(Piggyback):
-    """As ``Piggyback``, of a call whose arrays lie one behind the other where the ranks share memory: as one array.
-
-    Args:
-        x: all of them.
-    """
-
-    def __init__(self, transport: Transport, window: SharedWindow, buckets: Sequence[Bucket], x: np.ndarray) -> None:
-        super().__init__(transport, window, (), ())
-        self._buckets, self._arrays = buckets, [[x]]
-
-    def shares(self, start: float, stop: float, nbytes: int) -> Iterator[tuple[Bucket, float, float, int]]:
-        """The part of the time and of the bytes sent that each bucket stands for."""
-        sizes = [bucket.size for bucket in self._buckets]
-        each, total = (stop - start) / sum(sizes), sum(sizes)
-        for bucket, end in zip(self._buckets, itertools.accumulate(sizes)):
-            begin = end - bucket.size
-            yield bucket, start + begin * each, start + end * each, nbytes * end // total - nbytes * begin // total
+@contextmanager
+def aligned(arrays: Sequence[np.ndarray]) -> Iterator[JointArray]:
+    """Flat arrays as one; those that are not aligned by copies, which are copied back at the end."""
+    copies = [(array, array.copy()) for array in arrays if not array.flags.aligned]
+    if copies:
+        replaced = {id(array): copied for array, copied in copies}
+        arrays = [replaced.get(id(array), array) for array in arrays]
+    yield JointArray.of(arrays)
+    for array, copied in copies:
+        array[...] = copied
 
 
-def joinable(batch: Batch, buckets: Sequence[Bucket], transport: Transport, scheduled: bool) -> bool:
-    """Whether a call may be summed as one array: dense, on the host, on one node, of one element type.
-
-    Args:
-        scheduled: as of ``allowed``.
-    """
-    if scheduled or window_of(transport) is None or len(batch.items) < 2 or any(item.group for item in batch.items):
-        return False
-    kinds = {(bucket.dtype, bucket.total) for bucket in buckets}
-    return len(kinds) == 1 and all(_sums_on_host(bucket) for bucket in buckets)
+def _shares(buckets: Sequence[Bucket], start: float, stop: float, nbytes: int) -> Iterator[Summed]:
+    """The part of the time and of the bytes sent that each of the buckets stands for that were summed at once."""
+    sizes = [bucket.size for bucket in buckets]
+    each, total = (stop - start) / sum(sizes), sum(sizes)
+    for bucket, end in zip(buckets, itertools.accumulate(sizes)):
+        begin, intra = end - bucket.size, nbytes * end // total - nbytes * (end - bucket.size) // total
+        yield Summed(bucket, start + begin * each, start + end * each, intra)
 
 
 def allowed(batch: Batch, buckets: Sequence[Bucket], transport: Transport, scheduled: bool) -> bool:
@@ -154,7 +171,7 @@ def allowed(batch: Batch, buckets: Sequence[Bucket], transport: Transport, sched
     Args:
         scheduled: whether the plan has a schedule.
     """
-    if not 0 < len(buckets) <= _AT_ONCE or transport.topology.size == 1 or any(item.group for item in batch.items):
+    if not buckets or transport.topology.size == 1 or any(item.group for item in batch.items):
         return False
     if not all(_sums_on_host(bucket) for bucket in buckets):
         return False

@@ -207,7 +207,8 @@ class Negotiation(CallFailures):
         size = self.header_size
         expected = self.expected(idle)
         piggyback = find_piggyback(expected) if idle and not news else None
-        data = _WHOLE if isinstance(piggyback, fast_path.WholePiggyback) else _FAST_PATH * (piggyback is not None)
+        whole = isinstance(piggyback, fast_path.NodePiggyback) and piggyback.whole
+        data = _WHOLE if whole else _FAST_PATH * (piggyback is not None)
         flag = _NEWS * bool(news) | _BLOCKED * blocked | _STUCK * stuck | data
         mine = [call.number for call in front if call.number is not None and call.problem is None]
         header = self._header(flag, mine)

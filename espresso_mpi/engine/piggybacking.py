@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -43,7 +42,6 @@ class Piggybacking:
     _payload_buckets: PayloadBuckets
     _piggybacks: TablePiggybacks
     _fast: dict[int, tuple[Bucket, ...]]
-    _whole: dict[int, tuple[Bucket, ...]]
     _window: Any
     _dense: DensePiggybacks
     _arrangements: dict[tuple[int, ...], tuple[Bucket, ...]]
@@ -78,14 +76,13 @@ class Piggybacking:
             return self._piggybacks.piggyback(call.number, program, arrays, jobs, state, search)
         if search:
             return None
-        buckets, whole = self._fast.get(call.number), self._whole.get(call.number)  # known once the call was run
-        if not (buckets or whole) or fast_path.adds_residual(call.batch, self.sync_state.store):
+        buckets = self._fast.get(call.number)  # known once the call was run
+        if not buckets or fast_path.adds_residual(call.batch, self.sync_state.store):
             return None
         arrays = [gradient.array for gradient in call.gradients]
-        x = self._window.arrays.joined(arrays) if whole else None
-        if whole and x is not None:
-            return fast_path.WholePiggyback(self._transport, self._window, whole, x)
-        return fast_path.Piggyback(self._transport, self._window, buckets, arrays) if buckets else None
+        if self._window is None:
+            return fast_path.Piggyback(self._transport, buckets, arrays)
+        return fast_path.NodePiggyback(self._transport, self._window, buckets, arrays)
 
     def expects(self, number: int) -> bool:
         """Whether the ranks make a call in the way of expected ones, if they expect it."""
@@ -163,17 +160,7 @@ class Piggybacking:
             for bucket in self._piggybacks.buckets_of(call.number):
                 self._jobs.count(bucket, self.sync_state)
             return
-        if isinstance(piggyback, fast_path.WholePiggyback):
-            nbytes, now = self._transport.sent["intra"] - before["intra"], time.perf_counter()
-            for bucket, start, stop, intra in piggyback.shares(piggyback.met, now, nbytes):
-                step = self._jobs.count(bucket, self.sync_state)
-                self._recorder.add("wire", bucket.name, step, 0, start, stop, "fast path", "flat", intra)
-            self.tally["saturated"] += piggyback.saturated
-            return
-        for number, bucket in enumerate(self._fast[call.number]):
-            start, stop = piggyback.finish(number, messages, header_size)
-            step, sent = self._jobs.count(bucket, self.sync_state), self._transport.sent
-            intra, inter = (sent[level] - before[level] for level in ("intra", "inter"))
-            self._recorder.add("wire", bucket.name, step, 0, start, stop, "fast path", "flat", intra, inter)
-            before = sent
+        for one in piggyback.finish(messages, header_size, before):
+            step, name = self._jobs.count(one.bucket, self.sync_state), one.bucket.name
+            self._recorder.add("wire", name, step, 0, one.start, one.stop, "fast path", "flat", one.intra, one.inter)
         self.tally["saturated"] += piggyback.saturated

@@ -6,7 +6,8 @@ Messages and memory:
 - ``host_messages``: messages of host memory, started and awaited by compiled code.
 - ``gpu_messages``, ``gpu_calls``: messages of GPU memory.
 - ``window``, ``shared_memory``, ``window_places``: the shared window of a node, and its collectives.
-- ``shared_arrays``, ``large_sums``, ``joint``: arrays that all ranks of a node have mapped, and sums of large arrays.
+- ``shared_arrays``, ``large_sums``: arrays that all ranks of a node have mapped, and sums of large arrays.
+- ``joint``, ``joint_sums``, ``joint_reads``: sums of several arrays at once.
 - ``single_copy``, ``cross_memory``: copies from and to the memory of other ranks of the node.
 - ``compiled_calls``, ``mpi_calls``: the MPI functions for compiled code.
 - ``mpi_reduction``: the operators of MPI.
@@ -18,7 +19,8 @@ Agreement:
 - ``leader_gather``, ``node_leaders``, ``dissemination``: the same between nodes, in one compiled call.
 - ``agreed_nodes``: calls over several nodes that begin with the exchange of headers.
 - ``part_sizes``: compares what ranks send to each other with what they expect.
-- ``headers``, ``agreed``, ``agreed_copies``, ``agreed_sums``: collectives that begin with the exchange of headers.
+- ``headers``, ``agreed``, ``agreed_copies``, ``agreed_sums``, ``agreed_joint``: collectives that begin with the exchange
+  of headers.
 - ``choice``: which way of such a collective is the quickest.
 - ``clocks``: offsets of the clocks of nodes.
 

@@ -19,7 +19,7 @@ from espresso_mpi.arrays import device
 from espresso_mpi.errors import TransportError
 
 from ..data.combining import combine_rows
-from . import agreed_copies, agreed_sums, cross_memory, headers, large_sums, shared_memory
+from . import agreed_copies, agreed_sums, cross_memory, headers, joint_reads, large_sums, shared_memory
 from .agreed_copies import ANSWERED, FROM, GIVE, GIVE_AT, LANDS, MARKS, PROCESS, TAKE, TAKE_AT
 from .choice import Choice
 from .single_copy import SingleCopy
@@ -330,7 +330,7 @@ class AgreedSums(AgreedCall):
         self._setup, self._log = np.zeros(agreed_sums.SETUP, np.int64), np.zeros(shared_memory.LOG, np.int64)
         self._setup[agreed_sums.CORES] = waiter.cores
         self._readable = _readable(window.single)
-        self._choices: dict[int, Choice] = {}
+        self._choices: dict[tuple[int, int], Choice] = {}
         self._ran: tuple[Choice, int] | None = None
         self._choice: Choice | None = None
         self._how, self._elements, self._run = how, window.elements(dtype), _NOTHING
@@ -358,15 +358,14 @@ class AgreedSums(AgreedCall):
         self._cost = chunks, x.nbytes - mine + mine * (self._count - 1)
         self._counts = not whole or self._me == 0  # of a whole sum, all see the same ones
         place, span = self._arrays.lies(x, self._elements[:0])
-        if self._chosen(x.size, whole) and not place[large_sums.NUMBER]:
+        if self._chosen((x.size, 1), whole) and not place[joint_reads.NUMBER]:
             place = self._readable
-            place[large_sums.OFFSET] = device.address(x)
         self._run = partial(agreed_sums.reduce, *self._shown(header, ignored), x, place, span, self._elements,
                             self._room, self._how, whole, reads, *self._rest())  # fmt: skip
         return self._begun()
 
-    def _chosen(self, size: int, whole: bool) -> bool:
-        """Whether an array of so many elements is to be read by the other ranks."""
+    def _chosen(self, size: tuple[int, int], whole: bool) -> bool:
+        """Whether so many elements in so many arrays are to be read by the other ranks."""
         self._choice = None
         if whole or not self._readable.size:
             return False
@@ -441,8 +440,8 @@ def _readable(single: SingleCopy) -> np.ndarray:
     """What says where an array of this rank lies that others may read, see ``large_sums``; empty if they may not."""
     if not single:
         return np.empty(0, np.int64)
-    place = np.zeros(large_sums.PLACE + len(single.processes), np.int64)
-    place[large_sums.NUMBER] = large_sums.READABLE
-    place[large_sums.READ], _, place[large_sums.ERRNO] = cross_memory.functions()
-    place[large_sums.PLACE :] = single.processes
+    place = np.zeros(joint_reads.PLACE + len(single.processes), np.int64)
+    place[joint_reads.NUMBER] = large_sums.READABLE
+    place[joint_reads.READ], _, place[joint_reads.ERRNO] = cross_memory.functions()
+    place[joint_reads.PLACE :] = single.processes
     return place

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from espresso_mpi.compressors.kernels.cpu import host
 
-from . import headers, large_sums, shared_memory
+from . import headers, joint_sums, large_sums, shared_memory
 from .agreed_copies import ANSWERED, ASKED, ENDED
-from .shared_memory import BUSY, MET, SATURATED, SHOWN, STAGE, STEP, await_all, copy, store, sum_rows
+from .shared_memory import BUSY, MET, SATURATED, SHOWN, STAGE, STEP, await_all, copy, store
 from .window_places import COUNT, ME, STARTS, STRIDE
 
 BEGAN, DONE, WORKED, TOOK, CORES, SETUP = range(headers.SETUP, headers.SETUP + 6)
@@ -63,6 +63,38 @@ def _learn(setup, flags, count):  # type: ignore[no-untyped-def]
 
 
 @host.inline
+def reduce_joint(  # type: ignore[no-untyped-def]
+    setup, heads, sizes, x, places, edges, place, span, rows, room, how, whole, reads, marks, flags, window, uses,
+    epoch, pace, log,
+):  # fmt: skip
+    """As ``reduce``, of one or several arrays that count as one; x: see ``large_sums.reduce_large``."""
+    me, count, half = window[ME], window[COUNT], uses % 2
+    starts, stride = _starts(window, half, rows.itemsize), window[STRIDE] // rows.itemsize
+    if log[STAGE] == 0:
+        if log[SHOWN] == 0:
+            headers.note(marks, ASKED, log)
+            if whole:
+                joint_sums.show_all(places, edges, rows, starts[0], stride, me)
+            else:
+                _show_times(setup, flags, me)
+                large_sums.show_first(places, edges, place, rows, starts[0], room, stride, reads, flags, me, count)
+        here, equal = _meet(setup, heads, sizes, marks, flags, window, half, epoch, pace, log)
+        if not here or not equal:
+            return here
+        if not whole:
+            _learn(setup, flags, count)
+    if whole:
+        log[SATURATED] += joint_sums.sum_all(places, edges, rows, starts[0], stride, how, me, count)
+    elif not large_sums.reduce_large(
+        x, places, edges, place, span, rows, starts, room, stride, how, reads, flags, me, count, epoch, pace, log
+    ):
+        return False
+    headers.note(marks, ENDED, log)
+    setup[BEGAN], setup[DONE], setup[WORKED] = marks[ASKED, 0], marks[ENDED, 0], log[BUSY]
+    return True
+
+
+@host.inline
 def reduce(  # type: ignore[no-untyped-def]
     setup, heads, sizes, x, place, span, rows, room, how, whole, reads, marks, flags, window, uses, epoch, pace, log,
 ):  # fmt: skip
@@ -80,30 +112,11 @@ def reduce(  # type: ignore[no-untyped-def]
         log: as of ``shared_memory.barrier``; ``MET`` becomes the time at which all headers were found equal, in
             nanoseconds; it stays 0 if they differ.
     """
-    me, count, half = window[ME], window[COUNT], uses % 2
-    starts, stride = _starts(window, half, x.itemsize), window[STRIDE] // x.itemsize
-    if log[STAGE] == 0:
-        if log[SHOWN] == 0:
-            headers.note(marks, ASKED, log)
-            if whole:
-                copy(rows[starts[0] + me * stride : starts[0] + me * stride + x.size], x)
-            else:
-                _show_times(setup, flags, me)
-                large_sums.show_first(x, place, rows, starts[0], room, stride, reads, flags, me, count)
-        here, equal = _meet(setup, heads, sizes, marks, flags, window, half, epoch, pace, log)
-        if not here or not equal:
-            return here
-        if not whole:
-            _learn(setup, flags, count)
-    if whole:
-        log[SATURATED] += sum_rows(x, rows[starts[0] :], stride, count, me, how)
-    elif not large_sums.reduce_large(
-        x, place, span, rows, starts, room, stride, how, reads, flags, me, count, epoch, pace, log
-    ):
-        return False
-    headers.note(marks, ENDED, log)
-    setup[BEGAN], setup[DONE], setup[WORKED] = marks[ASKED, 0], marks[ENDED, 0], log[BUSY]
-    return True
+    places, edges = large_sums.alone(x)
+    return reduce_joint(
+        setup, heads, sizes, x, places, edges, place, span, rows, room, how, whole, reads, marks, flags, window, uses,
+        epoch, pace, log,
+    )  # fmt: skip
 
 
 @host.inline

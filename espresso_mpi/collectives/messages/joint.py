@@ -1,7 +1,7 @@
-"""The regions of a node's ranks in several arrays, which count as one region of each rank, one after the other.
+"""Several arrays that count as one, one after the other, where they pass the shared window of a node.
 
-A chunk of the shared window holds parts of as many arrays as fit. So small arrays share barriers, and they are copied
-into the window only.
+A chunk of the window holds parts of as many arrays as fit. So small arrays share barriers, and they are copied into the
+window only.
 """
 
 from __future__ import annotations
@@ -14,6 +14,38 @@ import numpy as np
 from espresso_mpi.arrays import device
 
 Bounds = Sequence[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class JointArray:
+    """Arrays of one element type, each of which has elements.
+
+    Attributes:
+        arrays: flat, on the host, aligned.
+        places: int64 of shape (arrays,): where they begin in memory.
+        edges: int64 of shape (arrays + 1,): where each begins in the joint array, and where that ends.
+    """
+
+    arrays: Sequence[np.ndarray]
+    places: np.ndarray
+    edges: np.ndarray
+
+    @classmethod
+    def of(cls, arrays: Sequence[np.ndarray]) -> JointArray:
+        """From the arrays, which live on with it."""
+        edges = np.zeros(len(arrays) + 1, np.int64)
+        np.cumsum([array.size for array in arrays], out=edges[1:])
+        return cls(arrays, addresses(arrays), edges)
+
+    @property
+    def size(self) -> int:
+        """Elements of all arrays."""
+        return int(self.edges[-1])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all arrays."""
+        return self.size * self.arrays[0].itemsize
 
 
 @dataclass(frozen=True)

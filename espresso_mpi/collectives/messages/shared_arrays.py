@@ -18,13 +18,14 @@ import numpy as np
 
 from espresso_mpi.arrays import device
 
-from .large_sums import NUMBER, OFFSET, PLACE, STRIDE
+from .joint_reads import NUMBER, OFFSET, PLACE, STRIDE
 
 _PAGE = mmap.PAGESIZE
 _GAP = 128
 """Bytes between parts beside whole pages, or equal places of all parts would compete in the caches."""
 
-_NOWHERE = np.zeros(PLACE, np.int64)
+NOWHERE = np.zeros(PLACE, np.int64)
+"""Says that an array lies in no block."""
 
 
 class _Block(mmap.mmap):
@@ -98,7 +99,7 @@ class SharedArrays:
         """
         found = self._found(x)
         if found is None:
-            return Lies(_NOWHERE, nowhere)
+            return Lies(NOWHERE, nowhere)
         part, block, offset = found
         place = np.empty(PLACE, np.int64)
         place[NUMBER], place[OFFSET], place[STRIDE] = part.number, offset, part.stride // x.itemsize

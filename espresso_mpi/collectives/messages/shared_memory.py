@@ -92,6 +92,16 @@ def move(typingctx, to, source, nbytes):  # type: ignore[no-untyped-def]
     return types.void(types.int64, types.int64, types.int64), codegen
 
 
+@intrinsic
+def numbers_at(typingctx, address, like):  # type: ignore[no-untyped-def]
+    """An address as a pointer to elements of the type of ``like``, an array."""
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        return builder.inttoptr(args[0], context.get_value_type(sig.return_type))
+
+    return types.CPointer(like.dtype)(types.int64, like), codegen
+
+
 @host.inline
 def copy(target, source):  # type: ignore[no-untyped-def]
     """Vectorised; numba's assignment of slices is not."""
@@ -296,29 +306,19 @@ def allgather(x, edges, longest, rows, starts, room, stride, flags, me, count, e
 # --- several float32 arrays, whose regions count as one ---------------------------------------------------------------
 
 
-@intrinsic
-def _floats_at(typingctx, address):  # type: ignore[no-untyped-def]
-    """An address as a pointer to float32."""
-
-    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
-        return builder.inttoptr(args[0], context.get_value_type(sig.return_type))
-
-    return types.CPointer(types.float32)(types.int64), codegen
-
-
 @host.inline
-def _piece(places, begins, edges, array, rank, first, last):  # type: ignore[no-untyped-def]
+def _piece(places, begins, edges, array, rank, first, last, like):  # type: ignore[no-untyped-def]
     """What of an array is in elements [first, last) of a rank's joint region, and where in them it begins."""
     a, b = max(first, edges[array, rank]), min(last, edges[array + 1, rank])
-    at = places[array] + 4 * (begins[array, rank] + a - edges[array, rank])
-    return carray(_floats_at(at), (max(0, b - a),)), a - first
+    at = places[array] + like.itemsize * (begins[array, rank] + a - edges[array, rank])
+    return carray(numbers_at(at, like), (max(0, b - a),)), a - first
 
 
 @host.inline
 def _write(places, begins, edges, rank, first, room, rows, start):  # type: ignore[no-untyped-def]
     """Copy elements [first, first + room) of a rank's joint region to the window."""
     for array in range(places.size):
-        piece, place = _piece(places, begins, edges, array, rank, first, first + room)
+        piece, place = _piece(places, begins, edges, array, rank, first, first + room, rows)
         if piece.size:
             copy(rows[start + place : start + place + piece.size], piece)
 
@@ -327,7 +327,7 @@ def _write(places, begins, edges, rank, first, room, rows, start):  # type: igno
 def _read(places, begins, edges, rank, first, room, rows, start):  # type: ignore[no-untyped-def]
     """Copy them from the window."""
     for array in range(places.size):
-        piece, place = _piece(places, begins, edges, array, rank, first, first + room)
+        piece, place = _piece(places, begins, edges, array, rank, first, first + room, rows)
         if piece.size:
             copy(piece, rows[start + place : start + place + piece.size])
 
@@ -354,7 +354,7 @@ def scatter_joint(places, begins, edges, longest, rows, starts, room, stride, ho
             return False
         log[SHOWN], log[STAGE] = 0, chunk + 1
         for array in range(places.size):
-            piece, place = _piece(places, begins, edges, array, me, first, first + room)
+            piece, place = _piece(places, begins, edges, array, me, first, first + room, rows)
             if piece.size:
                 log[SATURATED] += sum_rows(piece, rows[start + me * room + place :], stride, count, me, how)
     return True

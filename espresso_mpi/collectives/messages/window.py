@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ..data import reduction
-from . import large_sums, shared_memory
-from .agreed import SMALL, Agreed, AgreedSums, How
-from .joint import JointRegions, addresses
+from . import joint_sums, large_sums, shared_memory
+from .agreed import SMALL, Agreed, How
+from .agreed_joint import AgreedJointSums
+from .joint import JointArray, JointRegions, addresses
 from .shared_arrays import SharedArrays
 from .waiting import Waiter
 from .window_places import ALIGN as _ALIGN
@@ -74,7 +75,7 @@ class SharedWindow(WindowPlaces):
         memory = memory[-memory.ctypes.data % _PAGE :]  # the same on every rank: maps begin at pages
         self._flags, self._memory = memory[:flags].view(np.int64), memory[flags : size - _PAGE]
         self._known: dict[tuple[np.dtype[Any], int, bool], _Rows] = {}
-        self._sums: dict[tuple[np.dtype[Any], How], AgreedSums] = {}
+        self._sums: dict[tuple[np.dtype[Any], How], AgreedJointSums] = {}
         self._epoch = self._uses = 0
         self.bytes_sent, self.arrays = 0, SharedArrays(local)
         if local.rank == 0:
@@ -129,6 +130,19 @@ class SharedWindow(WindowPlaces):
             return 0
         return self._reduce_large(part, dtype, reduce_op, readers=range(self._count))
 
+    def allreduce_joint(self, joint: JointArray, how: How) -> int:
+        """Each array becomes the sum of those of all ranks. Returns how many integers of its share saturated.
+
+        Args:
+            how: from ``reduction.arithmetic``.
+        """
+        room = self._room(joint.arrays[0], 1)
+        chunks, place = self._chunks(joint.arrays[0].dtype, joint.size, room)
+        log = self._run(joint_sums.by_chunks, 2 * chunks, joint.places, joint.edges, *place, how, True, 0)
+        mine = joint.nbytes // self._count  # to a cache line
+        self.bytes_sent += joint.nbytes - mine + mine * (self._count - 1)
+        return int(log[shared_memory.SATURATED])
+
     def reduce(
         self, x: np.ndarray, dtype: str, region: tuple[int, int], reduce_op: reduction.ReduceOp, root: int
     ) -> int:
@@ -181,10 +195,13 @@ class SharedWindow(WindowPlaces):
 
     def agreed_allreduce(self, header: np.ndarray, ignored: int, x: np.ndarray, how: How) -> Agreed:
         """See ``AgreedSums.reduce``; ``how``: from ``reduction.arithmetic``."""
-        sums = self._sums.get((x.dtype, how))
-        if sums is None:
-            sums = self._sums[x.dtype, how] = AgreedSums(self, self._waiter, x.dtype, how)
+        sums = self._agreed(x.dtype, how)
         return sums.done() if sums.reduce(header, ignored, x) else sums.finish()
+
+    def agreed_allreduce_joint(self, header: np.ndarray, ignored: int, joint: JointArray, how: How) -> Agreed:
+        """As ``agreed_allreduce``, of several arrays."""
+        sums = self._agreed(joint.arrays[0].dtype, how)
+        return sums.done() if sums.reduce_joint(header, ignored, joint) else sums.finish()
 
     @property
     def handle(self) -> Any:
@@ -197,6 +214,12 @@ class SharedWindow(WindowPlaces):
         self.forget_places()
         del self._flags, self._memory, self._known, self._sums
         self._win.Free()
+
+    def _agreed(self, dtype: np.dtype[Any], how: How) -> AgreedJointSums:
+        sums = self._sums.get((dtype, how))
+        if sums is None:
+            sums = self._sums[dtype, how] = AgreedJointSums(self, self._waiter, dtype, how)
+        return sums
 
     def _reduce_small(self, x: np.ndarray, dtype: str, reduce_op: reduction.ReduceOp) -> int:
         """Each rank sums all rows; what does not fit a slot in pieces."""
@@ -225,7 +248,7 @@ class SharedWindow(WindowPlaces):
         self._uses += chunks  # having looked at both changed nothing; each chunk does
         starts, how = (rows.start, other.start), reduction.arithmetic(reduce_op.divisor, dtype)
         reads, lies = self._me in readers, self.arrays.lies(x, rows.flat[:0])
-        log = self._run(large_sums.reduce_large, 0, x, *lies, rows.flat, starts, room, rows.stride, how, reads)
+        log = self._run(large_sums.reduce_one, 0, x, *lies, rows.flat, starts, room, rows.stride, how, reads)
         self._epoch += int(log[shared_memory.STAGE])
         mine = x.nbytes // self._count  # to a cache line
         self.bytes_sent += x.nbytes - mine + mine * (len(readers) - reads)
