@@ -5,6 +5,7 @@
 - ``any_dtype``: adopts arrays of every element type that MPI has.
 - ``same_memory``: finds the memory of an array that comes again, as quickly as numpy finds that of its own arrays.
 - ``device``: handles host memory and GPU memory by one set of functions.
+- ``addresses``: where the arrays of a call begin.
 - ``driver``: calls the CUDA driver.
 - ``workspace``: keeps scratch memory, so that no steady step allocates.
 

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..arrays import device
+from ..arrays.addresses import addresses
 from ..compressors import LIMIT
 from ..compressors.kernels.cpu.host import runs_serial
 from ..types import TensorSpec
@@ -227,8 +228,8 @@ class Search:
             known = self._together[id(searched)] = self._joined(searched)
         if not known.positions:
             return searched
-        addresses = np.array([device.begin_of(arrays[position]) for position in known.positions], np.int64)
-        return known.rest if magnitudes.all_in_range(addresses, known.sizes, known.least) else searched
+        places = addresses([arrays[position] for position in known.positions])
+        return known.rest if magnitudes.all_in_range(places, known.sizes, known.least) else searched
 
     def _joined(self, searched: Sequence[Portion]) -> _Together:
         joined, rest = list[tuple[int, int, int]](), list[Portion]()

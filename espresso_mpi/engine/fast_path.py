@@ -143,13 +143,14 @@ class NodePiggyback(Piggyback):
 
 @contextmanager
 def aligned(arrays: Sequence[np.ndarray]) -> Iterator[JointArray]:
-    """Flat arrays as one; those that are not aligned by copies, which are copied back at the end."""
-    copies = [(array, array.copy()) for array in arrays if not array.flags.aligned]
-    if copies:
-        replaced = {id(array): copied for array, copied in copies}
-        arrays = [replaced.get(id(array), array) for array in arrays]
-    yield JointArray.of(arrays)
-    for array, copied in copies:
+    """Flat arrays as one; copies of them, which are copied back at the end, if some are not aligned."""
+    joint = JointArray.of(arrays)
+    if joint.aligned:
+        yield joint
+        return
+    copies = [array.copy() for array in arrays]
+    yield JointArray.of(copies)
+    for array, copied in zip(arrays, copies):
         array[...] = copied
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from espresso_mpi.arrays import device
+from espresso_mpi.arrays.addresses import addresses
 
 Bounds = Sequence[tuple[int, int]]
 
@@ -21,7 +21,7 @@ class JointArray:
     """Arrays of one element type, each of which has elements.
 
     Attributes:
-        arrays: flat, on the host, aligned.
+        arrays: flat, on the host.
         places: int64 of shape (arrays,): where they begin in memory.
         edges: int64 of shape (arrays + 1,): where each begins in the joint array, and where that ends.
     """
@@ -36,6 +36,11 @@ class JointArray:
         edges = np.zeros(len(arrays) + 1, np.int64)
         np.cumsum([array.size for array in arrays], out=edges[1:])
         return cls(arrays, addresses(arrays), edges)
+
+    @property
+    def aligned(self) -> bool:
+        """Whether all begin at a multiple of the size of their elements."""
+        return not (self.places % self.arrays[0].itemsize).any()
 
     @property
     def size(self) -> int:
@@ -81,8 +86,3 @@ class JointRegions:
     def total(self) -> int:
         """Elements of all members."""
         return int(self.edges[-1].sum())
-
-
-def addresses(arrays: Sequence[np.ndarray]) -> np.ndarray:
-    """Where flat arrays begin in memory; they must outlive the use of it."""
-    return np.array([device.begin_of(array) for array in arrays], np.int64)

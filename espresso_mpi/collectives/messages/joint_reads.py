@@ -1,4 +1,4 @@
-"""Compiled: sums of arrays over the ranks of a node by reads from each other's memory, in which they count as one array.
+"""Compiled: sums of arrays over the ranks of a node by reads from each other's memory; the arrays count as one array.
 
 Each rank reads its share of the joint array (see ``joint_sums``) from the memory of the others, a part that fits a
 cache at a time, sums it, and reads the shares of the others when all are summed. So data are copied once, and barriers
@@ -19,8 +19,8 @@ from .joint_sums import array_of, share_of, sum_span
 from .shared_memory import BUSY, REFUSED, SATURATED, SHOWN, STAGE, STEP, await_all, numbers_at, store, worked
 
 NUMBER, OFFSET, STRIDE, READ, ERRNO, PLACE = range(6)
-"""Places of what says where an array lies, int64, and its length; see ``large_sums``. The last ones are the addresses of
-the functions that read and that say where the error is; behind these come the numbers of the processes of all ranks."""
+"""Places of what says where an array lies, int64, and its length; see ``large_sums``. The last ones are the addresses
+of the functions that read and that say where the error is; behind these are the processes of all ranks, by number."""
 
 SHOWN_PLACE = 3
 """Where, behind a rank's flag, it shows the first two of them; the offset with a bit that says whether it reads."""

@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from espresso_mpi.arrays.addresses import addresses
+
 from ..data import reduction
 from . import joint_sums, large_sums, shared_memory
 from .agreed import SMALL, Agreed, How
 from .agreed_joint import AgreedJointSums
-from .joint import JointArray, JointRegions, addresses
+from .joint import JointArray, JointRegions
 from .shared_arrays import SharedArrays
 from .waiting import Waiter
 from .window_places import ALIGN as _ALIGN

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from espresso_mpi.arrays import device
+from espresso_mpi.arrays.addresses import addresses
 from espresso_mpi.tracing.ledger import Ledger, LedgerInterval
 from espresso_mpi.tracing.recording import Recorder
 
@@ -84,7 +85,7 @@ class RepeatedTable:
         setup, places, table, state = self._setup, self._places, self._runner.table, self._state
         self._jobs = jobs
         setup[piggyback.LEAST] = self._least if search else 0
-        places[self._arrays] = list(map(device.begin_of, arrays))
+        places[self._arrays] = addresses(arrays)
         if table.drawn:
             places[self._keys :] = keys_of(table, jobs)
         state.fill(0)

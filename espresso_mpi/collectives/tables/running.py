@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from espresso_mpi.arrays import device
+from espresso_mpi.arrays.addresses import addresses
 from espresso_mpi.arrays.workspace import Workspace
 from espresso_mpi.compressors.checks import check_array
 from espresso_mpi.tracing.ledger import Ledger, LedgerInterval
@@ -108,7 +109,7 @@ class PreparedRun:
     def places(self, arrays: Sequence[Any]) -> np.ndarray:
         """The places of a step, without those of buffers and keys."""
         places = self._places.copy()
-        places[self._arrays] = list(map(device.begin_of, arrays))
+        places[self._arrays] = addresses(arrays)
         return places
 
 

@@ -15,6 +15,7 @@ from espresso_mpi.collectives.data.reduction import ReduceOp, arithmetic
 from espresso_mpi.collectives.data.transfers import Transfer
 from espresso_mpi.collectives.messages import transport as transport_module
 from espresso_mpi.collectives.messages.agreement import allgather_json, gather_small
+from espresso_mpi.collectives.messages.joint import JointArray
 from espresso_mpi.collectives.messages.transport import Transport, TransportSettings
 from espresso_mpi.collectives.messages.waiting import WaitMonitor
 from espresso_mpi.errors import RankTimeoutError
@@ -72,9 +73,10 @@ def reduced(size, n, dtype, reduce_op):
     return (total / wide(reduce_op.divisor)).astype(rows[0].dtype)
 
 
-def outside(size, n, dtype):
-    """How many sums leave the range of their integers."""
-    total, limits = np.sum([values(rank, n, dtype) for rank in range(size)], axis=0, dtype=np.int64), np.iinfo(dtype)
+def outside(size, n, dtype, first=None):
+    """How many of the first sums leave the range of their integers; of all by default."""
+    rows, limits = [values(rank, n, dtype)[:first] for rank in range(size)], np.iinfo(dtype)
+    total = np.sum(rows, axis=0, dtype=np.int64)
     return int(np.count_nonzero((total < limits.min) | (total > limits.max)))
 
 
@@ -94,6 +96,22 @@ def test_allreduce_sums_in_rank_order(world, open_transport, dtype, window_bytes
         assert x.tobytes() == own.tobytes(), "what lies outside of the region changed"
         if dtype in INTEGERS and region == (0, n):
             assert world.allreduce(saturated) == outside(world.size, n, dtype)
+
+
+@pytest.mark.parametrize("window_bytes", WINDOWS)
+@pytest.mark.parametrize("dtype", FLOATS + INTEGERS)
+def test_arrays_that_count_as_one(world, open_transport, dtype, window_bytes):
+    """Small ones, large ones, and one that ends where a share or a chunk ends, by the window."""
+    window, how = window_of(open_transport(window_bytes)), arithmetic(1 if dtype in INTEGERS else 3, dtype)
+    reduce_op = ReduceOp("sum") if dtype in INTEGERS else ReduceOp("sum", 3)
+    for sizes in ((1, 1), (64 * world.size, 1, 5), (17, 40001, 3, 4096, 1, 1000), (300,) * 200):
+        arrays = [values(world.rank, n + k, dtype)[:n] for k, n in enumerate(sizes)]
+        saturated = window.allreduce_joint(JointArray.of([stored(x) for x in arrays]), how)
+        expected = [reduced(world.size, n + k, dtype, reduce_op)[:n] for k, n in enumerate(sizes)]
+        assert [x.tobytes() for x in arrays] == [mean.tobytes() for mean in expected]
+        if dtype in INTEGERS:
+            cut = sum(outside(world.size, n + k, dtype, n) for k, n in enumerate(sizes))
+            assert world.allreduce(saturated) == cut
 
 
 @pytest.mark.parametrize("window_bytes", WINDOWS)
@@ -172,7 +190,7 @@ def test_ranks_that_come_late(world, open_transport, background):
     window, reduce_op = window_of(transport), ReduceOp("sum", world.size)
     naps, choice = np.random.default_rng(world.rank), np.random.default_rng(7)
     for step in range(60):
-        n, kind = int(choice.integers(1, 20000)), int(choice.integers(0, 6))
+        n, kind = int(choice.integers(1, 20000)), int(choice.integers(0, 7))
         if naps.random() < 0.3:
             time.sleep(naps.random() * 2e-3)
         x = values(world.rank, n, "float32")
@@ -190,6 +208,11 @@ def test_ranks_that_come_late(world, open_transport, background):
             agreed = window.agreed_allreduce(header, 1, x, arithmetic(world.size, "float32"))
             assert agreed.met > 0
             expected = reduced(world.size, n, "float32", reduce_op)
+        elif kind == 6:  # likewise, of several arrays
+            joint = JointArray.of(np.array_split(x, min(n, step + 1)))
+            agreed = window.agreed_allreduce_joint(np.array([step], np.uint8), 0, joint, arithmetic(3, "float32"))
+            assert agreed.met > 0
+            expected = reduced(world.size, n, "float32", ReduceOp("sum", 3))
         elif kind == 5:  # one that does not come about: rank 0 has another header, and no data
             header, expected = np.array([2 if world.rank == 0 else 4, step], np.uint8), x.copy()
             if world.rank == 0:

@@ -1,0 +1,133 @@
+"""Calls with several dense tensors on one node: each type is summed as one array, piggybacked on the header."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from espresso_mpi.collectives.messages import agreed
+from espresso_mpi.engine import fast_path
+from espresso_mpi.errors import NonFiniteError
+
+from .test_dense_piggyback import Fixed
+
+pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.timeout(240)]
+
+SIZES = {"small": (1, 200, 3), "chunk": (40_000, 7, 60_000), "large": (300_001, 1, 64, 700_000, 5000)}
+
+
+@pytest.fixture(params=["window", "reads", "chosen"])
+def way(request, monkeypatch):
+    """Sums pass the window, are read from the memory of other ranks, or both by turns."""
+    if request.param == "window":
+        monkeypatch.setenv("ESPRESSO_SINGLE_COPY", "0")
+    if request.param == "reads":
+        monkeypatch.setattr(agreed, "Choice", Fixed)
+        monkeypatch.setattr(Fixed, "wanted", 1)
+    return request.param
+
+
+@pytest.fixture
+def sums(monkeypatch):
+    """Of each call with several tensors that was piggybacked and found all ranks: how many types it had."""
+    found, exchange = [], fast_path.NodePiggyback.exchange
+
+    def noted(self, header, ignored):
+        headers = exchange(self, header, ignored)
+        found.extend([len(self._kinds)] if self.met and len(self._first) > 1 else [])
+        return headers
+
+    monkeypatch.setattr(fast_path.NodePiggyback, "exchange", noted)
+    return found
+
+
+def opened(open_session, way, **options):
+    """A session; skips the test where ranks may not read each other's memory."""
+    session = open_session(compressor="none", **options)
+    if way == "reads" and not session._transport.single_copy:
+        pytest.skip(session._transport.single_copy.why)
+    return session
+
+
+def values(rank, step, number, n, dtype):
+    return np.random.default_rng([rank, step, number]).standard_normal(n).astype(dtype)
+
+
+def mean(size, step, number, n, dtype):
+    """In rank order, float16 in float32."""
+    rows = [values(rank, step, number, n, dtype) for rank in range(size)]
+    wide = np.float64 if dtype == "float64" else np.float32
+    total = rows[0].astype(wide)
+    for row in rows[1:]:
+        total = total + row.astype(wide)
+    return (total / wide(size)).astype(dtype)
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+def test_tensors_of_several_types(world, open_session, way, sums, sizes):
+    session, size, me = opened(open_session, way), world.size, world.rank
+    kinds = ["float32", "float16", "float64", ml_dtypes.bfloat16]
+    for step in range(9):
+        told = [(n, kinds[(number // 2) % 4]) for number, n in enumerate(SIZES[sizes] * 2)]
+        given = {f"t{number}": values(me, step, number, *one) for number, one in enumerate(told)}
+        session.sync(given)
+        for number, one in enumerate(told):
+            assert given[f"t{number}"].tobytes() == mean(size, step, number, *one).tobytes(), (step, number)
+    assert sums == [len({kind for _, kind in told})] * 8, "the first call finds out that the next ones may be"
+
+
+def test_more_tensors_than_a_row_of_the_window_has_room_for(world, open_session, way, sums):
+    session, size, me, count = opened(open_session, way, window_bytes=16384), world.size, world.rank, 2100
+    for step in range(3):
+        given = {f"t{number}": values(me, step, number, 5, "float32") for number in range(count)}
+        session.sync(given)
+        assert all(given[f"t{n}"].tobytes() == mean(size, step, n, 5, "float32").tobytes() for n in range(count))
+    assert sums == [1, 1]
+
+
+def odd_array(me, x):
+    """The values of x in an array that is not aligned on rank 0, and strided on rank 1."""
+    if me == 0:
+        memory = np.zeros(x.nbytes + 1, np.uint8)[1:].view(x.dtype)
+        memory[...] = x
+        return memory
+    return np.repeat(x, 2)[::2] if me == 1 else x
+
+
+def test_arrays_that_are_not_aligned_or_strided(world, open_session, way, sums):
+    session, size, me = opened(open_session, way), world.size, world.rank
+    for step in range(5):
+        given = {f"t{n}": odd_array(me, values(me, step, n, 50_000, "float32")) for n in range(3)}
+        session.sync(given)
+        assert all(given[f"t{n}"].tobytes() == mean(size, step, n, 50_000, "float32").tobytes() for n in range(3))
+    assert sums == [1] * 4
+
+
+def test_a_rank_that_makes_another_call(world, open_session, way, sums):
+    """It pushes first what the others push behind the sync: the round is an ordinary one, with the same bits."""
+    session, size, me, alone = opened(open_session, way), world.size, world.rank, 3
+    for step, odd in enumerate([False, False, True, False, True, False]):
+        given = {f"t{n}": values(me, step, n, 80_000, "float32") for n in range(alone)}
+        x = values(me, step, alone, 9000, "float32")
+        handle = session.push("x", x) if odd and me == size - 1 else None
+        session.sync(given)
+        (handle or session.push("x", x)).wait()
+        for n, found in enumerate([*given.values(), x]):
+            assert found.tobytes() == mean(size, step, n, found.size, "float32").tobytes()
+    assert sums == [1] * 3
+
+
+def test_a_value_that_is_not_finite_changes_nothing(world, open_session, way):
+    session, me = opened(open_session, way), world.rank
+    for step in range(4):
+        given = {f"t{n}": values(me, step, n, 30_000, "float32") for n in range(3)}
+        if step == 2 and me == 0:
+            given["t1"][17] = np.inf
+        before = {name: x.copy() for name, x in given.items()}
+        if step == 2:
+            with pytest.raises(NonFiniteError, match="t1"):
+                session.sync(given)
+            assert all(given[name].tobytes() == x.tobytes() for name, x in before.items())
+        else:
+            session.sync(given)
