@@ -5,10 +5,10 @@ Messages and memory:
 - ``transport``, ``connection``: send messages, with timeouts.
 - ``host_messages``: messages of host memory, started and awaited by compiled code.
 - ``gpu_messages``, ``gpu_calls``: messages of GPU memory.
-- ``window``, ``shared_memory``, ``window_places``: the shared window of a node, and its collectives.
+- ``window``, ``window_kernels``, ``window_places``, ``shared_memory``: the shared window of a node, its collectives.
 - ``shared_arrays``, ``large_sums``: arrays that all ranks of a node have mapped, and sums of large arrays.
-- ``joint``, ``joint_sums``, ``joint_reads``: sums of several arrays at once.
-- ``single_copy``, ``cross_memory``: copies from and to the memory of other ranks of the node.
+- ``joint``, ``joint_sums``, ``joint_reads``, ``region_reads``: collectives of several arrays at once.
+- ``single_copy``, ``cross_memory``, ``read_limit``: copies from and to the memory of other ranks of the node.
 - ``compiled_calls``, ``mpi_calls``: the MPI functions for compiled code.
 - ``mpi_reduction``: the operators of MPI.
 - ``uncounted``: messages that only measure times.

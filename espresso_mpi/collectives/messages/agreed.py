@@ -19,10 +19,10 @@ from espresso_mpi.arrays import device
 from espresso_mpi.errors import TransportError
 
 from ..data.combining import combine_rows
-from . import agreed_copies, agreed_sums, cross_memory, headers, joint_reads, large_sums, shared_memory
+from . import agreed_copies, agreed_sums, cross_memory, headers, joint_reads, shared_memory
 from .agreed_copies import ANSWERED, FROM, GIVE, GIVE_AT, LANDS, MARKS, PROCESS, TAKE, TAKE_AT
 from .choice import Choice
-from .single_copy import SingleCopy
+from .single_copy import SingleCopy, refusal
 from .switches import SINGLE_COPY
 from .waiting import Waiter
 from .window_places import ALIGN, CHUNK, WindowPlaces
@@ -329,7 +329,7 @@ class AgreedSums(AgreedCall):
         super().__init__(window, waiter)
         self._setup, self._log = np.zeros(agreed_sums.SETUP, np.int64), np.zeros(shared_memory.LOG, np.int64)
         self._setup[agreed_sums.CORES] = waiter.cores
-        self._readable = _readable(window.single)
+        self._readable = window.readable
         self._choices: dict[tuple[int, int], Choice] = {}
         self._ran: tuple[Choice, int] | None = None
         self._choice: Choice | None = None
@@ -398,8 +398,7 @@ class AgreedSums(AgreedCall):
         self._end()
         refused = int(self._log[shared_memory.REFUSED])
         if refused:
-            why = os.strerror(refused) if refused > 0 else f"refused at member {-1 - refused} of the node"
-            raise TransportError(f"reading the memory of another rank: {why}; set {SINGLE_COPY}=0 to do without it")
+            raise refusal(refused)
         return self.done()
 
     def _shown(self, header: np.ndarray, ignored: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -434,14 +433,3 @@ class AgreedSums(AgreedCall):
                 self._ran[0].learn(self._ran[1], int(self._setup[agreed_sums.TOOK]))
             self._ran = self._choice, self._choice.way
             self._choice.advance()
-
-
-def _readable(single: SingleCopy) -> np.ndarray:
-    """What says where an array of this rank lies that others may read, see ``large_sums``; empty if they may not."""
-    if not single:
-        return np.empty(0, np.int64)
-    place = np.zeros(joint_reads.PLACE + len(single.processes), np.int64)
-    place[joint_reads.NUMBER] = large_sums.READABLE
-    place[joint_reads.READ], _, place[joint_reads.ERRNO] = cross_memory.functions()
-    place[joint_reads.PLACE :] = single.processes
-    return place

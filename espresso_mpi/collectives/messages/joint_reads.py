@@ -19,8 +19,12 @@ from .joint_sums import array_of, share_of, sum_span
 from .shared_memory import BUSY, REFUSED, SATURATED, SHOWN, STAGE, STEP, await_all, numbers_at, store, worked
 
 NUMBER, OFFSET, STRIDE, READ, ERRNO, PLACE = range(6)
-"""Places of what says where an array lies, int64, and its length; see ``large_sums``. The last ones are the addresses
-of the functions that read and that say where the error is; behind these are the processes of all ranks, by number."""
+"""Places of what says where an array lies, int64, and its length: the number of the block of ``shared_arrays``, 0 if it
+is in none; the byte at which the array begins in the part of its rank; and elements from part to part. Of an array that
+others may read, the number is ``READABLE``. Then come the addresses of the functions that read and that say where the
+error is, and behind these the numbers of the processes of all ranks."""
+
+READABLE = -1
 
 SHOWN_PLACE = 3
 """Where, behind a rank's flag, it shows the first two of them; the offset with a bit that says whether it reads."""

@@ -14,14 +14,9 @@ from espresso_mpi.compressors.kernels.cpu import host
 
 from ..data.reduction import sum_block
 from . import joint_reads, joint_sums
-from .joint_reads import NUMBER, OFFSET, SHOWN_PLACE, STRIDE
+from .joint_reads import NUMBER, OFFSET, READABLE, SHOWN_PLACE, STRIDE
 from .joint_sums import share_of
 from .shared_memory import BLOCK, SATURATED, SHOWN, STAGE, STEP, WAY, await_all, copy, store
-
-READABLE = -1
-"""The number of an array that others may read; else it is that of the block in which the array lies, 0 if it is in
-none. The offset is the byte at which the array begins in the part of its rank, and the stride elements from part to
-part."""
 
 _UNKNOWN, _BY_WINDOW, _ANEW, _WHERE_THEY_LIE, _BY_READS = range(5)
 """The ways; ``_ANEW``: by the window, after a barrier more, since not all ranks have shown their first chunk."""
@@ -123,13 +118,4 @@ def reduce_large(  # type: ignore[no-untyped-def]
     more = log[WAY] == _ANEW
     return joint_sums.by_chunks(
         places, edges, rows, starts, room, stride, how, reads, more, flags, me, count, epoch, pace, log
-    )
-
-
-@host.inline
-def reduce_one(x, place, span, rows, starts, room, stride, how, reads, flags, me, count, epoch, pace, log):  # type: ignore[no-untyped-def]
-    """As ``reduce_large``, of one array."""
-    places, edges = alone(x)
-    return reduce_large(
-        x, places, edges, place, span, rows, starts, room, stride, how, reads, flags, me, count, epoch, pace, log
     )

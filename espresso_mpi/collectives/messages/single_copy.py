@@ -15,7 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from espresso_mpi.errors import TransportError
+
 from .cross_memory import copy_across, functions
+from .joint_reads import ERRNO, NUMBER, PLACE, READ, READABLE
 from .switches import SINGLE_COPY
 
 _BYTES = 64
@@ -38,6 +41,23 @@ class SingleCopy:
 
     def __bool__(self) -> bool:
         return bool(self.processes)
+
+
+def readable(single: SingleCopy) -> np.ndarray:
+    """What says that an array of this rank may be read by the others, see ``joint_reads.PLACE``; empty: it may not."""
+    if not single:
+        return np.empty(0, np.int64)
+    place = np.zeros(PLACE + len(single.processes), np.int64)
+    place[NUMBER] = READABLE
+    place[READ], _, place[ERRNO] = functions()
+    place[PLACE:] = single.processes
+    return place
+
+
+def refusal(error: int) -> TransportError:
+    """What is raised if a read has failed; ``error``: its number, or -1 - m if that of member m has."""
+    why = os.strerror(error) if error > 0 else f"refused at member {-1 - error} of the node"
+    return TransportError(f"reading the memory of another rank: {why}; set {SINGLE_COPY}=0 to do without it")
 
 
 def of_node(local: Any, served: bool, wanted: bool) -> SingleCopy:

@@ -27,6 +27,7 @@ from .host_messages import HostExchange, HostMessages
 from .leftovers import Leftover
 from .mpi_calls import Messages
 from .opening import Identity
+from .read_limit import read_limit
 from .roll_call import RollCall
 from .topology import discover
 from .waiting import Waiter
@@ -110,6 +111,7 @@ class Transport(GpuCalls):
         self.single_copy = single_copy.of_node(self._local, self._window is not None, settings.single_copy)
         if self._window is not None:
             self._window.single = self.single_copy
+            self._window.read_limit = read_limit(self._local, self._window)
         served = self._window is not None or self._local.size == 1
         self.windows_everywhere: bool = comm.allreduce(served, MPI.LAND)
         """Whether on every node all ranks share a window."""

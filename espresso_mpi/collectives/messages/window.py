@@ -19,15 +19,18 @@ import numpy as np
 from espresso_mpi.arrays.addresses import addresses
 
 from ..data import reduction
-from . import joint_sums, large_sums, shared_memory
+from . import large_sums, region_reads, shared_memory
 from .agreed import SMALL, Agreed, How
 from .agreed_joint import AgreedJointSums
 from .joint import JointArray, JointRegions
-from .shared_arrays import SharedArrays
+from .joint_reads import NUMBER
+from .shared_arrays import NOWHERE, Lies, SharedArrays
+from .single_copy import refusal
 from .waiting import Waiter
+from .window_kernels import WindowKernels
 from .window_places import ALIGN as _ALIGN
 from .window_places import CHUNK as _CHUNK
-from .window_places import SLOT, WindowPlaces
+from .window_places import SLOT
 
 if TYPE_CHECKING:
     from ..data.transfers import Transfer
@@ -54,7 +57,7 @@ class _Rows(NamedTuple):
         return self.flat[self.start + a :]
 
 
-class SharedWindow(WindowPlaces):
+class SharedWindow(WindowKernels):
     """The window of one node's ranks. Collective to make; every method is called by all, in the same order.
 
     Args:
@@ -100,25 +103,38 @@ class SharedWindow(WindowPlaces):
             self._combine(x, dtype, regions, reduce_op, mine)
             return 0
         how = reduction.arithmetic(reduce_op.divisor, dtype)
+        if own is None and self._may_read(x, regions):
+            self._by_reads(region_reads.reduce_scatter, [x], JointRegions.of([regions]), how)
+            self.bytes_sent += sum(b - a for j, (a, b) in enumerate(regions) if j != self._me) * x.itemsize
+            return 0
         log = self._by_chunks(shared_memory.reduce_scatter, x, regions, self._room(x, self._count), mine, how)
         self.bytes_sent += sum(b - a for j, (a, b) in enumerate(regions) if j != self._me) * x.itemsize
         return int(log[shared_memory.SATURATED])
 
     def allgather(self, x: np.ndarray, regions: Bounds) -> None:
         """Every rank's region of x at every rank."""
-        self._by_chunks(shared_memory.allgather, x, regions, self._room(x, 1))
+        if self._may_read(x, regions):
+            self._by_reads(region_reads.allgather, [x], JointRegions.of([regions]))
+        else:
+            self._by_chunks(shared_memory.allgather, x, regions, self._room(x, 1))
         a, b = regions[self._me]
         self.bytes_sent += (b - a) * x.itemsize * (self._count - 1)
 
     def reduce_scatter_joint(self, arrays: Sequence[np.ndarray], regions: JointRegions, divisor: float) -> None:
         """As ``reduce_scatter`` for each of several float32 arrays."""
         how = reduction.arithmetic(divisor, "float32")
-        self._joint(shared_memory.scatter_joint, arrays, regions, self._room(arrays[0], self._count), how)
+        if self.reads(4 * regions.total, len(arrays)):
+            self._by_reads(region_reads.reduce_scatter, arrays, regions, how)
+        else:
+            self._joint(shared_memory.scatter_joint, arrays, regions, self._room(arrays[0], self._count), how)
         self.bytes_sent += (regions.total - regions.elements(self._me)) * arrays[0].itemsize
 
     def allgather_joint(self, arrays: Sequence[np.ndarray], regions: JointRegions) -> None:
         """As ``allgather`` for each of several float32 arrays."""
-        self._joint(shared_memory.gather_joint, arrays, regions, self._room(arrays[0], 1))
+        if self.reads(4 * regions.total, len(arrays)):
+            self._by_reads(region_reads.allgather, arrays, regions)
+        else:
+            self._joint(shared_memory.gather_joint, arrays, regions, self._room(arrays[0], 1))
         self.bytes_sent += regions.elements(self._me) * arrays[0].itemsize * (self._count - 1)
 
     def allreduce(self, x: np.ndarray, dtype: str, region: tuple[int, int], reduce_op: reduction.ReduceOp) -> int:
@@ -138,12 +154,8 @@ class SharedWindow(WindowPlaces):
         Args:
             how: from ``reduction.arithmetic``.
         """
-        room = self._room(joint.arrays[0], 1)
-        chunks, place = self._chunks(joint.arrays[0].dtype, joint.size, room)
-        log = self._run(joint_sums.by_chunks, 2 * chunks, joint.places, joint.edges, *place, how, True, 0)
-        mine = joint.nbytes // self._count  # to a cache line
-        self.bytes_sent += joint.nbytes - mine + mine * (self._count - 1)
-        return int(log[shared_memory.SATURATED])
+        nowhere = self.elements(joint.arrays[0].dtype)[:0]
+        return self._sum_large(nowhere, joint, Lies(NOWHERE, nowhere), how, range(self._count))
 
     def reduce(
         self, x: np.ndarray, dtype: str, region: tuple[int, int], reduce_op: reduction.ReduceOp, root: int
@@ -244,16 +256,23 @@ class SharedWindow(WindowPlaces):
         """Every rank sums its share of it, and the readers get the shares of the others."""
         if x.size == 0:
             return 0
-        room = self._room(x, 1)
-        chunks = -(-x.size // room)
-        rows, other = self._rows(x.dtype), self._rows(x.dtype)
-        self._uses += chunks  # having looked at both changed nothing; each chunk does
-        starts, how = (rows.start, other.start), reduction.arithmetic(reduce_op.divisor, dtype)
-        reads, lies = self._me in readers, self.arrays.lies(x, rows.flat[:0])
-        log = self._run(large_sums.reduce_one, 0, x, *lies, rows.flat, starts, room, rows.stride, how, reads)
+        how, lies = reduction.arithmetic(reduce_op.divisor, dtype), self.arrays.lies(x, self.elements(x.dtype)[:0])
+        return self._sum_large(x, JointArray.of([x]), lies, how, readers)
+
+    def _sum_large(self, x: np.ndarray, joint: JointArray, lies: Lies, how: How, readers: range) -> int:
+        """The joint array, of which x is the only part or which is in no block; arguments as of ``_reduce_large``."""
+        first = joint.arrays[0]
+        _, (rows, starts, room, stride) = self._chunks(first.dtype, joint.size, self._room(first, 1))
+        reads, place = self._me in readers, lies.place
+        if not place[NUMBER] and joint.nbytes >= self.read_limit and joint.places.nbytes <= self._half:
+            place = self.readable
+        log = self._run(large_sums.reduce_large, 0, x, joint.places, joint.edges, place, lies.span, rows, starts, room,
+                        stride, how, reads)  # fmt: skip
         self._epoch += int(log[shared_memory.STAGE])
-        mine = x.nbytes // self._count  # to a cache line
-        self.bytes_sent += x.nbytes - mine + mine * (len(readers) - reads)
+        if log[shared_memory.REFUSED]:
+            raise refusal(int(log[shared_memory.REFUSED]))
+        mine = joint.nbytes // self._count  # to a cache line
+        self.bytes_sent += joint.nbytes - mine + mine * (len(readers) - reads)
         return int(log[shared_memory.SATURATED])
 
     def _combine(
@@ -322,15 +341,6 @@ class SharedWindow(WindowPlaces):
     def _barrier(self) -> None:
         """Wait until all ranks have arrived as often as this one."""
         self._run(shared_memory.barrier, 1)
-
-    def _run(self, kernel: Callable[..., bool], barriers: int, *arguments: Any) -> np.ndarray:
-        """Run a kernel with this number of barriers, again whenever it stops waiting; returns its log."""
-        log, waiter = np.zeros(shared_memory.LOG, np.int64), self._waiter
-        while not kernel(*arguments, self._flags, self._me, self._count, self._epoch, waiter.pace, log):
-            self._wait(self._epoch + int(log[shared_memory.STAGE]) + 1)
-        self._epoch += barriers
-        waiter.waited += float(log[shared_memory.WAITED]) * 1e-9
-        return log
 
 
 def _stride(half: int) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
@@ -12,7 +13,7 @@ from espresso_mpi.arrays import device
 
 from . import shared_memory
 from .shared_arrays import SharedArrays
-from .single_copy import SingleCopy
+from .single_copy import SingleCopy, readable
 from .waiting import Waiter
 
 SLOT = 32 << 10
@@ -39,6 +40,7 @@ class WindowPlaces:
     Attributes:
         arrays: memory that the members share beside the window.
         single: whether the members may read each other's memory.
+        read_limit: from so many bytes on they do so in collectives of routes.
     """
 
     _waiter: Waiter
@@ -54,6 +56,7 @@ class WindowPlaces:
     bytes_sent: int
     arrays: SharedArrays
     single: SingleCopy = SingleCopy((), "not tried")
+    read_limit: float = math.inf
 
     @property
     def count(self) -> int:
@@ -89,6 +92,15 @@ class WindowPlaces:
         """int64: where the memory begins, bytes from row to row, where both halves begin, this member, members."""
         halves = [half * self._count * self._stride + SLOT for half in range(2)]
         return np.array([device.begin_of(self._memory), self._stride, *halves, self._me, self._count], np.int64)
+
+    def reads(self, nbytes: int, arrays: int = 1) -> bool:
+        """Whether float32 arrays of so many bytes in all are read from the memory of the members in a collective."""
+        return nbytes >= self.read_limit and 8 * arrays <= self._half
+
+    @property
+    def readable(self) -> np.ndarray:
+        """What says that an array may be read by the other members, see ``joint_reads.PLACE``; empty: it may not."""
+        return readable(self.single)
 
     @property
     def position(self) -> tuple[int, int]:

@@ -46,6 +46,9 @@ class Ways(Protocol):
     def window_room(self, group: Sequence[int]) -> int:
         """Bytes of a payload that pass the shared window of a group at a time; 0: the group has none."""
 
+    def reads(self, group: Sequence[int], nbytes: int, arrays: int) -> bool:
+        """Whether the ranks of a group read each other's memory in a collective of so many bytes."""
+
     @property
     def windows_everywhere(self) -> bool:
         """Whether on every node all ranks share a window."""
@@ -151,6 +154,8 @@ class TableBuilder:
 
     def dense(self, move: DenseMove) -> None:
         """A collective on the tensors, inside the node."""
+        if move.reads:
+            self._to.reached = len(move.members)
         if move.op == "allgather":
             self._allgather(move)
         else:

@@ -13,7 +13,20 @@ from espresso_mpi.tracing.recording import Kind
 from ..data import reduction
 from ..data.layout import Part
 from ..program import EncodeStep
-from .operations import BUFFERS, Code, Drawn, KeptMemory, Operation, OperationSpan, OperationTable, PythonStage
+from .operations import (
+    BUFFERS,
+    Code,
+    Drawn,
+    KeptMemory,
+    Operation,
+    OperationSpan,
+    OperationTable,
+    PythonStage,
+    places_reached,
+)
+
+_REACHING = (Code.REACH, Code.FETCH, Code.LEARN)
+_LINE = 64
 
 
 @dataclass
@@ -22,9 +35,13 @@ class Emission:
 
     Args:
         tensors: number of tensors.
+
+    Attributes:
+        reached: members of the node whose memory is read.
     """
 
     tensors: int
+    reached: int = 0
     operations: list[Operation] = field(default_factory=list)
     spans: list[OperationSpan] = field(default_factory=list)
     stages: list[PythonStage] = field(default_factory=list)
@@ -37,14 +54,18 @@ class Emission:
     def table(self, buffers: tuple[int, int], messages: int, window: int, posted: tuple[int, int]) -> OperationTable:
         """What was collected. Places are numbered now that all are known: residuals follow the tensors, then keys."""
         residuals = BUFFERS + self.tensors
-        keys = residuals + len(self._kept)
+        there = residuals + len(self._kept)
+        keys, values = there + places_reached(self.reached, self.tensors), -(-self._scratch() // _LINE) * _LINE
         placed = [
             replace(o, kept=o.kept + residuals if o.kept >= 0 else o.kept, key=o.key + keys if o.key >= 0 else o.key)
             for o in self.operations
         ]
+        placed = [replace(o, other=there, offset=values) if o.code in _REACHING else o for o in placed]
+        rows = self.reached * max((o.nbytes for o in placed if o.code == Code.REACH), default=0)
         return OperationTable(
             tuple(placed), self.tensors, tuple(self._kept), tuple(self._drawn), tuple(self._parameters),
-            tuple(self.spans), self._marks, tuple(self.stages), (*buffers, self._scratch()), messages, window, posted,
+            tuple(self.spans), self._marks, tuple(self.stages), (*buffers, values + rows), messages, window, posted,
+            self.reached,
         )  # fmt: skip
 
     def _scratch(self) -> int:

@@ -12,9 +12,9 @@ import numpy as np
 from espresso_mpi.compressors.kernels.cpu import entries, host
 
 from ..data.reduction import sum_floats
-from ..messages import shared_memory
+from ..messages import cross_memory, shared_memory
 from ..messages.mpi_calls import IRECV, ISEND, await_messages, start
-from ..messages.shared_memory import move
+from ..messages.shared_memory import REFUSED, move
 from ..messages.window_places import COUNT, ME, MEMORY, STARTS, STRIDE
 from .operations import BUFFERS, SCRATCH, Code
 
@@ -30,6 +30,7 @@ PAUSES, HALTS, RUNS = range(3)
 """Modes: return at every YIELD, because others run as well; return before the next barrier; return only if needed."""
 
 _ADD, _DIVIDE, _SUM, _WRITE, _READ = (int(c) for c in (Code.ADD, Code.DIVIDE, Code.SUM, Code.WRITE, Code.READ))
+_REACH, _FETCH, _OFFER, _LEARN = (int(c) for c in (Code.REACH, Code.FETCH, Code.OFFER, Code.LEARN))
 _LAP, _TILES, _COPY, _SHOW, _MEET = (int(c) for c in (Code.LAP, Code.TILES, Code.COPY, Code.SHOW, Code.MEET))
 _TAKE, _SEND, _RECEIVE, _WAIT = (int(c) for c in (Code.TAKE, Code.SEND, Code.RECEIVE, Code.WAIT))
 _MARK, _STACK, _YIELD, _SUM_RECEIVED = (int(c) for c in (Code.MARK, Code.STACK, Code.YIELD, Code.SUM_RECEIVED))
@@ -87,6 +88,49 @@ def _with_rows(row, tile, x, mine, size, parameters, window, state):  # type: ig
 
 
 @host.inline
+def _reach(row, x, size, rank, count, places, at, pieces, state):  # type: ignore[no-untyped-def]
+    """Read elements of a tensor from the memory of another rank of the node, unless a read has failed."""
+    known = row[11]
+    there = places[known + 2 + count + rank * row[14] + row[1] - BUFFERS] + 4 * at
+    if state[REFUSED] == 0:
+        read, errno, process = places[known], places[known + 1], places[known + 2 + rank]
+        state[REFUSED] = cross_memory.copy(read, errno, process, x, there, 4 * size, pieces)
+
+
+@host.inline
+def _from_memory(row, tile, x, mine, size, parameters, places, window, state):  # type: ignore[no-untyped-def]
+    """Values of a tile from another rank of the node, or summed with those of all others, some at a time."""
+    pieces, count = np.empty(cross_memory.PIECES, np.int64), window[COUNT]
+    if row[0] == _FETCH:
+        _reach(row, x, size, row[10], count, places, row[2] + tile, pieces, state)
+        return
+    length, others = row[6] // 4, places[SCRATCH] + row[5]
+    exact, factor = parameters[row[10]] != 0, np.float32(parameters[row[10] + 1])
+    for begin in range(0, size, length):
+        n = min(length, size - begin)
+        for k in range(1, count):
+            rank = (window[ME] + k) % count
+            _reach(row, others + 4 * rank * length, n, rank, count, places, row[2] + tile + begin, pieces, state)
+        span = entries.floats(others, count * length)
+        out, own = entries.floats(x + 4 * begin, n), entries.floats(mine + 4 * begin, n)
+        for first in range(0, n, _BLOCK):
+            last = min(n, first + _BLOCK)
+            sum_floats(out[first:last], own[first:last], span, first, length, count, window[ME], exact, factor)
+
+
+@host.inline
+def _exchange_places(row, places, window, state):  # type: ignore[no-untyped-def]
+    """Show where the tensors begin in the own row of the half to use next, or note it for all other ranks."""
+    nbytes = 8 * row[14]
+    if row[0] == _OFFER:
+        move(in_row(window, state[USES] % 2, window[ME]), places.ctypes.data + 8 * BUFFERS, nbytes)
+        return
+    known = places.ctypes.data + 8 * (row[11] + 2 + window[COUNT])
+    for rank in range(window[COUNT]):
+        move(known + rank * nbytes, in_row(window, 1 - state[USES] % 2, rank), nbytes)
+
+
+@host.inline
 def _lap(row, marks, state):  # type: ignore[no-untyped-def]
     """A time begins to run, or stops."""
     marks[row[1], 0] += row[10] * shared_memory.now()
@@ -102,6 +146,8 @@ def _on_values(row, tile, size, parameters, places, window, state):  # type: ign
         _divide(entries.floats(x, size), parameters[row[10]] != 0, np.float32(parameters[row[10] + 1]))
     elif row[0] < _DIVIDE:
         _call(row, tile, x, size, parameters, places, state)
+    elif row[0] >= _REACH:
+        _from_memory(row, tile, x, mine, size, parameters, places, window, state)
     else:
         _with_rows(row, tile, x, mine, size, parameters, window, state)
 
@@ -208,10 +254,12 @@ def run(rows, parameters, places, marks, flags, window, flag, mpi, state, pace):
     while state[AT] < rows.shape[0]:
         row, found = rows[state[AT]], GOING
         code = row[0]
-        if code <= _READ:
+        if code <= _FETCH:
             _on_values(row, 0, row[3], parameters, places, window, state)
+            found = FAILED if state[REFUSED] != 0 else GOING
         elif code == _TILES:
             _by_tiles(rows, parameters, places, marks, window, state)
+            found = FAILED if state[REFUSED] != 0 else GOING
         elif code == _LAP:
             _lap(row, marks, state)
         elif code == _COPY:
@@ -229,6 +277,8 @@ def run(rows, parameters, places, marks, flags, window, flag, mpi, state, pace):
             _mark(row, marks, state)
         elif code == _SUM_RECEIVED:
             _sum_received(row, parameters, places)
+        elif code in (_OFFER, _LEARN):
+            _exchange_places(row, places, window, state)
         elif code == _YIELD:
             found = YIELDED if state[MODE] == PAUSES else GOING
         else:

@@ -22,7 +22,16 @@ from ..messages import headers
 from ..messages.window import SharedWindow
 from . import interpreter, piggyback
 from .operations import BUFFERS
-from .running import TableRunner, compiled_messages, count_cut, intervals_of, keys_of, residuals_of, run_compiled
+from .running import (
+    TableRunner,
+    compiled_messages,
+    count_cut,
+    intervals_of,
+    keys_of,
+    places_of,
+    residuals_of,
+    run_compiled,
+)
 
 _ALIGN = 64
 
@@ -46,13 +55,10 @@ class RepeatedTable:
         self._residuals = residuals_of(runner, arrays, jobs)
         self._copies = [None if kept is None else np.empty_like(kept) for kept in self._residuals]
         self._buffers = [np.empty(max(room, _ALIGN), np.uint8) for room in table.room]
-        starts = [0 if kept is None else device.begin_of(kept) for kept in self._residuals]
-        first = BUFFERS + table.tensors
-        self._arrays = slice(BUFFERS, first)
-        self._places = np.zeros(first + len(starts) + len(table.drawn), np.int64)
+        self._arrays = slice(BUFFERS, BUFFERS + table.tensors)
+        self._places = places_of(runner, self._residuals)
         self._places[:BUFFERS] = list(map(device.begin_of, self._buffers))
-        self._places[first : first + len(starts)] = starts
-        self._keys = len(self._places) - len(table.drawn)
+        self._keys = table.places[2]
         searched, asked = (table.marks + mark for mark in (piggyback.SEARCHED, piggyback.ASKED))
         intervals = [
             LedgerInterval("check", "", searched, searched + 1),

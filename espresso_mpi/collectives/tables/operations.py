@@ -37,20 +37,24 @@ class Code(IntEnum):
     SUM = 4
     WRITE = 5
     READ = 6
-    LAP = 7
-    TILES = 8
-    COPY = 9
-    SHOW = 10
-    MEET = 11
-    TAKE = 12
-    SEND = 13
-    RECEIVE = 14
-    WAIT = 15
-    MARK = 16
-    STACK = 17
-    YIELD = 18
-    SUM_RECEIVED = 19
-    PYTHON = 20
+    REACH = 7
+    FETCH = 8
+    LAP = 9
+    TILES = 10
+    COPY = 11
+    SHOW = 12
+    MEET = 13
+    TAKE = 14
+    SEND = 15
+    RECEIVE = 16
+    WAIT = 17
+    MARK = 18
+    STACK = 19
+    YIELD = 20
+    SUM_RECEIVED = 21
+    OFFER = 22
+    LEARN = 23
+    PYTHON = 24
 
 
 @dataclass(frozen=True)
@@ -67,12 +71,14 @@ class Operation:
         kept, kept_at: place of the residual, and the element of it that belongs to the first one.
         key: place of the key.
         number: of ENCODE, DECODE and ADD: where the parameters begin; of DIVIDE and of sums: where the divisor is; of
-            COPY: the other buffer; of TAKE, READ, SEND and RECEIVE: the rank; of WAIT: the number of messages; of LAP:
-            1 at the end and -1 at the beginning; of TILES: elements of one.
-        other: of COPY and TAKE: the byte in the source; of SUM, WRITE and READ: the byte in the row.
+            COPY: the other buffer; of TAKE, READ, FETCH, SEND and RECEIVE: the rank; of WAIT: the number of messages;
+            of LAP: 1 at the end and -1 at the beginning; of TILES: elements of one.
+        other: of COPY and TAKE: the byte in the source; of SUM, WRITE and READ: the byte in the row; of REACH, FETCH
+            and LEARN: the place of what is known of the memory of the other ranks, see ``OperationTable.reached``.
         call: the kernel.
         first, whole: of ENCODE, DECODE and ADD: the number of the first element in its payload, and how many that has;
-            of SUM_RECEIVED: the row of the tensor's own elements, which is not read, and the number of rows.
+            of SUM_RECEIVED: the row of the tensor's own elements, which is not read, and the number of rows; of REACH,
+            FETCH, OFFER and LEARN: ``whole`` is the number of tensors.
         scratch: the values are in scratch memory instead; a sum of those of the tensor is written to it.
     """
 
@@ -137,6 +143,8 @@ class Operation:
             Code.SUM: f"{elements} + {in_row} of the other rows, divided",
             Code.WRITE: f"{elements} -> own row {in_row}",
             Code.READ: f"row {self.number} {in_row} -> {elements}",
+            Code.REACH: f"{elements} + the same of the other ranks, read from their memory, divided",
+            Code.FETCH: f"the memory of rank {self.number} -> {elements}",
             Code.LAP: f"time {self.tensor} {'goes on' if self.number < 0 else 'pauses'}",
             Code.TILES: f"the next {self.tensor} by {self.number} of {self.size} elements at a time",
             Code.COPY: f"buffer {self.number} {source} -> {payload}",
@@ -150,6 +158,8 @@ class Operation:
             Code.STACK: f"times {self.tensor} to {self.tensor + self.size - 1} follow each other",
             Code.YIELD: "other work may run",
             Code.SUM_RECEIVED: f"{elements} + the other rows of {payload}, divided",
+            Code.OFFER: f"where {self.whole} tensors begin -> own row",
+            Code.LEARN: f"where {self.whole} tensors begin on the other ranks",
             Code.PYTHON: f"stage {self.tensor}",
         }[self.code]
 
@@ -226,7 +236,10 @@ class OperationTable:
     Attributes:
         operations: in the order in which they run.
         tensors: number of tensors.
-        kept, drawn: what the places after the tensors are: residuals, then keys.
+        kept, drawn: what the places after the tensors are: residuals; what is reached, below; then keys.
+        reached: members of the node whose memory is read; 0: none is. The places are the addresses of the functions
+            that read and that say where the error is, the processes of the members, and for each of these the addresses
+            of its tensors, which LEARN writes.
         parameters: of kernels and divisions.
         spans: what is recorded.
         marks: number of MARK operations.
@@ -248,6 +261,7 @@ class OperationTable:
     messages: int = 0
     window: int = 0
     posted: tuple[int, int] = (0, 0)
+    reached: int = 0
     values: np.ndarray = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -258,11 +272,23 @@ class OperationTable:
         """The operations as the interpreter reads them: int64, shape (operations, columns). Loads the kernels."""
         return np.array([operation.row for operation in self.operations], np.int64).reshape(len(self.operations), -1)
 
+    @property
+    def places(self) -> tuple[int, int, int]:
+        """Where in the places residuals begin, what is reached, and keys."""
+        residuals = BUFFERS + self.tensors
+        reached = residuals + len(self.kept)
+        return residuals, reached, reached + places_reached(self.reached, self.tensors)
+
     @cached_property
     def words(self) -> str:
         """How it runs, in words."""
         by_python = ", ".join(stage.what for stage in self.stages)
         return f"table of {len(self.operations)} operations" + (f"; Python does {by_python}" if by_python else "")
+
+
+def places_reached(members: int, tensors: int) -> int:
+    """How many places say what is known of the memory of the members of a node; see ``OperationTable.reached``."""
+    return 2 + members * (1 + tensors) if members else 0
 
 
 def described(table: OperationTable | str) -> str:

@@ -24,7 +24,7 @@ _FLOAT = 4
 
 @dataclass(frozen=True)
 class DenseMove:
-    """A reduce-scatter or an allgather of tensors inside a node, by the shared window.
+    """A reduce-scatter or an allgather of tensors inside a node, by the shared window or by reads.
 
     Attributes:
         op: its name.
@@ -33,6 +33,7 @@ class DenseMove:
         room: bytes that pass the window at a time.
         divisor: of the sum.
         weights: of the bytes that are sent, how many are each tensor's.
+        reads: whether members read each other's memory instead; the window shows only where it is.
     """
 
     op: str
@@ -41,6 +42,7 @@ class DenseMove:
     room: int
     divisor: float
     weights: Sequence[int]
+    reads: bool = False
 
     @property
     def members(self) -> range:
@@ -91,6 +93,32 @@ class DenseMove:
             tensor: Operation(code, BUFFERS + tensor, at, size, number=number, other=_FLOAT * (start + place))
             for tensor, at, size, place in self.pieces(member, first)
         }
+
+
+def _offered(move: DenseMove) -> list[Operation]:
+    """All members learn where the tensors of the others are; they are there then."""
+    tensors = len(move.regions)
+    return [Operation(Code.OFFER, whole=tensors), Operation(Code.MEET), Operation(Code.LEARN, whole=tensors)]
+
+
+def _reached(move: DenseMove, divisor: int) -> dict[int, Operation]:
+    """The sum of this member's region of each tensor, which has elements, with what is read from the others."""
+    own = {tensor: regions[move.index] for tensor, regions in enumerate(move.regions)}
+    return {
+        tensor: Operation(Code.REACH, BUFFERS + tensor, region.start, region.size, nbytes=_FLOAT * TILE, number=divisor,
+                          whole=len(move.regions))
+        for tensor, region in own.items() if region.size
+    }  # fmt: skip
+
+
+def _fetched(move: DenseMove) -> list[Operation]:
+    """The regions of the other members."""
+    return [
+        Operation(Code.FETCH, BUFFERS + tensor, region.start, region.size, number=member, whole=len(move.regions))
+        for member in move.others
+        for tensor, region in ((tensor, regions[member]) for tensor, regions in enumerate(move.regions))
+        if region.size
+    ]
 
 
 def tile_of(operations: Sequence[Operation]) -> int:
@@ -164,6 +192,12 @@ def reduce_scatter(emission: Emission, move: DenseMove, encodes: dict[int, list[
     divisor = emission.divisor(move.divisor)
     behind = {tensor: _Behind(own, wire, number) for (tensor, own), number in zip(encodes.items(), after)}
     alone = _Behind((), wire, wire)
+    if move.reads:
+        emission.add(Emission.lap(wire, _offered(move)))
+        for tensor, total in _reached(move, divisor).items():
+            emission.add(behind.get(tensor, alone).operations(total))
+        emission.add(Emission.lap(wire, [Operation(Code.MEET)]))  # from here on, tensors may change
+        return end()
     for start in move.chunks:
         shown = [o for member in move.others for o in move.in_rows(Code.WRITE, member, start).values()]
         emission.add(Emission.lap(wire, [*shown, Operation(Code.MEET)]))
@@ -212,6 +246,12 @@ def allgather(emission: Emission, move: DenseMove, decodes: dict[int, list[list[
         The marks between which were each decode, then the collective.
     """
     (*before, wire), end = emission.durations(len(decodes) + 1)
+    if move.reads:
+        for parts, number in zip(decodes.values(), before):
+            for part in parts:
+                emission.add(by_tiles([(number, part)], part[0].at, part[0].at + part[0].size))
+        emission.add(Emission.lap(wire, [*_offered(move), *_fetched(move), Operation(Code.MEET)]))
+        return end()
     ahead = {tensor: _Ahead(own, wire, number) for (tensor, own), number in zip(decodes.items(), before)}
     alone = _Ahead((), wire, wire)
     for start in move.chunks:

@@ -18,8 +18,9 @@ from espresso_mpi.tracing.ledger import Ledger, LedgerInterval
 from espresso_mpi.tracing.recording import Recorder
 
 from ..job import Job, encode_key
-from ..messages import shared_memory
+from ..messages import cross_memory, shared_memory
 from ..messages.mpi_calls import CALLS
+from ..messages.single_copy import refusal
 from ..messages.transport import Transport
 from ..messages.window import SharedWindow
 from ..progress import Progress
@@ -87,11 +88,8 @@ class PreparedRun:
     def __init__(self, runner: TableRunner, arrays: Sequence[Any], jobs: Sequence[Job], recorder: Recorder) -> None:
         table = runner.table
         self.residuals = residuals_of(runner, arrays, jobs)
-        starts = [0 if kept is None else device.begin_of(kept) for kept in self.residuals]
-        first = BUFFERS + table.tensors
-        self._places = np.zeros(first + len(starts) + len(table.drawn), np.int64)
-        self._places[first : first + len(starts)] = starts
-        self._arrays = slice(BUFFERS, first)
+        self._places = places_of(runner, self.residuals)
+        self._arrays = slice(BUFFERS, BUFFERS + table.tensors)
         self._recorder, self._table, self._names = recorder, table, [job.name for job in jobs]
         self._transport = runner.transport
 
@@ -235,6 +233,18 @@ def _residual(kept: KeptMemory, job: Job, x: Any, n: int) -> np.ndarray | None:
     return found
 
 
+def places_of(runner: TableRunner, residuals: Sequence[np.ndarray | None]) -> np.ndarray:
+    """The places of a table, without those of buffers, tensors and keys."""
+    table = runner.table
+    first, there, keys = table.places
+    places = np.zeros(keys + len(table.drawn), np.int64)
+    places[first:there] = [0 if kept is None else device.begin_of(kept) for kept in residuals]
+    if table.reached:
+        read, _, errno = cross_memory.functions()
+        places[there : there + 2 + table.reached] = read, errno, *runner.transport.single_copy.processes
+    return places
+
+
 def keys_of(table: OperationTable, jobs: Sequence[Job]) -> list[int]:
     """The keys of random bits, as int64."""
     keys = [
@@ -298,6 +308,8 @@ def _wait_for_ranks(
     """
     transport, waiter = runner.transport, runner.transport.waiter
     if why == interpreter.FAILED:
+        if state[shared_memory.REFUSED]:
+            raise refusal(int(state[shared_memory.REFUSED]))
         transport.raise_failed(int(state[interpreter.ERROR]))
     waited = waiter.waited
     if why == interpreter.AT_BARRIER:

@@ -98,4 +98,6 @@ def dense_move(ways: Ways, steps: Sequence[MoveStep], weights: Sequence[int]) ->
         for step in steps
     ]
     dense = [[region for region in each if isinstance(region, Dense)] for each in regions]
-    return DenseMove(op, move.index, dense, room, move.reduce_op.divisor, weights)
+    nbytes = sum(region.size for each in dense for region in each) * 4
+    reads = ways.reads(move.group, nbytes, len(steps))
+    return DenseMove(op, move.index, dense, room, move.reduce_op.divisor, weights, reads)

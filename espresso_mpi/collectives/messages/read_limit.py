@@ -1,0 +1,78 @@
+"""From how many bytes on the ranks of a node read each other's memory, instead of copies through the shared window."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..data import reduction
+from .window import SharedWindow
+
+_SIZES = tuple(1 << power for power in range(19, 24))
+"""Bytes of the arrays that are measured. Smaller ones are piggybacked on headers by the window."""
+
+_REPEATS = 3
+_LOG = logging.getLogger("espresso_mpi")
+_KNOWN: dict[tuple[int, ...], float] = {}
+"""By the processes of the node: all of them have measured it together."""
+
+
+def read_limit(local: Any, window: SharedWindow) -> float:
+    """The least bytes of which a reduce-scatter and an allgather are quicker by reads; infinite if none are.
+
+    Collective over the node. Measured once for the same processes.
+
+    Args:
+        local: mpi4py communicator of the node's ranks.
+        window: of the node, which knows whether they may read.
+    """
+    processes = window.single.processes
+    if len(processes) < 2:
+        return math.inf
+    import os
+    if os.environ.get("XREADS"):
+        return 0.0
+    found = _KNOWN.get(processes)
+    if found is None:
+        found = _KNOWN[processes] = _measured(local, window)
+        if local.rank == 0:
+            _LOG.info("dense collectives of routes read the memory of other ranks from %.0f bytes on (measured)", found)
+    return found
+
+
+def _measured(local: Any, window: SharedWindow) -> float:
+    x, limit = np.ones(_SIZES[-1] // 4, np.float32), math.inf
+    for nbytes in reversed(_SIZES):
+        by_window, by_reads = (_seconds(local, window, x[: nbytes // 4], way) for way in (math.inf, 0.0))
+        if by_reads >= by_window:
+            break
+        limit = float(nbytes)
+    window.read_limit = math.inf
+    return limit
+
+
+def _seconds(local: Any, window: SharedWindow, x: np.ndarray, limit: float) -> float:
+    """The least time of a few, of the rank that takes longest: other load only adds to it."""
+    window.read_limit = limit
+    edges = np.linspace(0, x.size, local.size + 1).astype(int).tolist()
+    regions, reduce_op = list(itertools.pairwise(edges)), reduction.ReduceOp("sum", float(local.size))
+
+    def run() -> None:
+        window.reduce_scatter(x, "float32", regions, reduce_op)
+        window.allgather(x, regions)
+
+    times = [_time_of(run) for _ in range(_REPEATS)]
+    slowest = local.allgather(times)
+    return min(map(max, zip(*slowest)))
+
+
+def _time_of(act: Callable[[], None]) -> float:
+    start = time.perf_counter()
+    act()
+    return time.perf_counter() - start
