@@ -95,7 +95,7 @@ class WindowPlaces:
 
     def reads(self, nbytes: int, arrays: int = 1) -> bool:
         """Whether float32 arrays of so many bytes in all are read from the memory of the members in a collective."""
-        return nbytes >= self.read_limit and 8 * arrays <= self._half
+        return nbytes >= max(1, self.read_limit) and 8 * arrays <= self._half
 
     @property
     def readable(self) -> np.ndarray:

@@ -1,5 +1,6 @@
 """The compiled executor against the Python executor: the same bits, the same state, the same bytes, on every route."""
 
+import math
 import time
 
 import pytest
@@ -7,11 +8,13 @@ from session_cases import COMPRESSED, DENSE, node_layouts, values
 
 from espresso_mpi import Session
 from espresso_mpi.collectives import bucket_program, executor
+from espresso_mpi.collectives.messages import transport as transport_module
+from espresso_mpi.collectives.messages.single_copy import SingleCopy
 from espresso_mpi.collectives.messages.switches import EXECUTOR
 from espresso_mpi.collectives.tables import passes
 from espresso_mpi.compressors.topk import TopK
 from espresso_mpi.engine import piggyback_limit
-from espresso_mpi.errors import ConfigError, EspressoError, RemoteError
+from espresso_mpi.errors import ConfigError, EspressoError, RemoteError, TransportError
 from espresso_mpi.types import Route
 
 pytestmark = [pytest.mark.mpi(min_size=3), pytest.mark.timeout(300)]
@@ -116,9 +119,52 @@ def test_passes_whose_tiles_and_chunks_end_elsewhere(world, monkeypatch, method,
         assert "Python" not in executors["alone"]
 
 
+@pytest.fixture
+def reads(monkeypatch):
+    """Ranks of a node read each other's memory in all dense collectives of routes, not in long ones only."""
+    monkeypatch.setattr(transport_module, "read_limit", lambda local, window, shared: 0.0 if window.single else math.inf)
+
+
+BY_READS = ("hierarchical-allgather", "hierarchical-alltoall-packed")
+"""What is decoded after a dense reduce-scatter: the own region, which the others read then; all regions."""
+
+
+@pytest.mark.parametrize("method", ["onebit:block=192", "topk:ratio=0.1"])
+@pytest.mark.parametrize("route", BY_READS)
+def test_ranks_that_read_the_memory_of_others(world, monkeypatch, request, route, method):
+    """The bits, the state and the bytes are those of the window, in both executors."""
+    monkeypatch.setattr(passes, "TILE", 512)
+    options = {"compressor": method, "route": route, "message_bytes": 256}
+    for nodes in node_layouts(world.size)[1::2]:
+        with monkeypatch.context() as patch:
+            by_window = run_of(world, patch, "compiled", nodes=nodes, **options)[0]
+        request.getfixturevalue("reads")
+        assert not differences(world, monkeypatch, nodes, **options)[0]
+        same = run_of(world, monkeypatch, "compiled", nodes=nodes, **options)[0] == by_window
+        assert all(world.allgather(same))
+
+
+@pytest.mark.parametrize("way", ["python", "compiled"])
+def test_a_read_that_fails_is_an_error_on_all_ranks(world, monkeypatch, reads, way):
+    monkeypatch.setenv(EXECUTOR, way)
+    x, nobody = values(world.rank, 0, 5003), SingleCopy((2**22 + 1,) * world.size, "made up")
+    options = {"compressor": "onebit", "route": "hierarchical-allgather", "min_bytes": 0, "timeout": 60}
+    session = Session(world, nodes=node_layouts(world.size)[1], **options)
+    if not all(world.allgather(bool(session._transport.single_copy))):
+        pytest.skip("the system does not let ranks read each other's memory")
+    session._transport.single_copy = nobody
+    session._transport.window_on_host(session._transport.node).single = nobody
+    with pytest.raises(EspressoError, match="reading the memory of another rank: No such process") as caught:
+        session.sync(x)
+    assert isinstance(caught.value, (TransportError, RemoteError))
+
+
+@pytest.mark.parametrize("by", ["window", "reads"])
 @pytest.mark.parametrize("route", ["hierarchical-allgather", "hierarchical-alltoall-packed", "flat-alltoall"])
-def test_a_rank_that_needs_python_among_others_that_do_not(world, monkeypatch, route):
+def test_a_rank_that_needs_python_among_others_that_do_not(world, monkeypatch, request, route, by):
     """Several segments at once, and a dense tensor between them: all ranks make the same progress steps."""
+    if by == "reads":
+        request.getfixturevalue("reads")
     options = {"compressor": "onebit", "route": route, "segment_bytes": 100, "message_bytes": 64, "min_bytes": 0}
     results = []
     for alone in (None, world.size - 1):

@@ -56,6 +56,34 @@ def test_every_element_is_summed_encoded_decoded_and_shown_once_in_this_order(mo
     assert set(done.values()) == {len(order)}
 
 
+class Reading(DescribedWays):
+    """Ranks that read each other's memory."""
+
+    def reads(self, group, nbytes, arrays):
+        return True
+
+
+@pytest.mark.parametrize("method", ["onebit:block=192", "int8:block=100", "fp16", "onebit:block=8192"])
+def test_what_is_read_from_other_ranks_is_there_and_stays_until_it_was_read(monkeypatch, method):
+    """Sums and encodes take turns, and after the barrier behind them the tensor may change; likewise the decodes."""
+    monkeypatch.setattr(passes, "TILE", 512)
+    made = table_of(Reading(PAIRS, 0, 8192, 256), Route.parse("hierarchical-allgather"), get(method), 9000)
+    order, done = [Code.REACH, Code.ENCODE, Code.DECODE, Code.ADD, Code.DIVIDE], dict.fromkeys(range(4544), 0)
+    seen = []
+    for o in unrolled(made.operations):
+        if o.code in order:
+            assert {done[element] for element in range(o.at, o.at + o.size)} == {order.index(o.code)}, o
+            done.update(dict.fromkeys(range(o.at, o.at + o.size), order.index(o.code) + 1))
+        if o.code in (*order, Code.OFFER, Code.LEARN, Code.FETCH, Code.MEET):
+            name = "decode" if o.code in order[2:] else o.code.name.lower()
+            seen += [name] if seen[-1:] != [name] and (name != "encode" or "encode" not in seen) else []
+    assert set(done.values()) == {len(order)}
+    first = [name for at, name in enumerate(seen) if name not in seen[:at] or name in ("offer", "meet", "learn")]
+    meeting = ["offer", "meet", "learn"]
+    assert first == [*meeting, "reach", "encode", "meet", "decode", *meeting, "fetch", "meet"]
+    assert made.reached == 2 and made.room[2] >= 2 * 4 * 512
+
+
 @pytest.mark.parametrize("method", ["onebit:block=192", "fp16", "int8:block=100"])
 def test_messages_leave_in_order_as_soon_as_their_bytes_are_final(method):
     operations = table("hierarchical-allgather", method, 30000).operations
