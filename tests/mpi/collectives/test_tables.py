@@ -122,7 +122,11 @@ def test_passes_whose_tiles_and_chunks_end_elsewhere(world, monkeypatch, method,
 @pytest.fixture
 def reads(monkeypatch):
     """Ranks of a node read each other's memory in all dense collectives of routes, not in long ones only."""
-    monkeypatch.setattr(transport_module, "read_limit", lambda local, window, shared: 0.0 if window.single else math.inf)
+
+    def limit(local, window, shared):
+        return 0.0 if window.single else math.inf
+
+    monkeypatch.setattr(transport_module, "read_limit", limit)
 
 
 BY_READS = ("hierarchical-allgather", "hierarchical-alltoall-packed")
@@ -147,11 +151,12 @@ def test_ranks_that_read_the_memory_of_others(world, monkeypatch, request, route
 @pytest.mark.parametrize("way", ["python", "compiled"])
 def test_a_read_that_fails_is_an_error_on_all_ranks(world, monkeypatch, reads, way):
     monkeypatch.setenv(EXECUTOR, way)
-    x, nobody = values(world.rank, 0, 5003), SingleCopy((2**22 + 1,) * world.size, "made up")
+    x = values(world.rank, 0, 5003)
     options = {"compressor": "onebit", "route": "hierarchical-allgather", "min_bytes": 0, "timeout": 60}
     session = Session(world, nodes=node_layouts(world.size)[1], **options)
     if not all(world.allgather(bool(session._transport.single_copy))):
         pytest.skip("the system does not let ranks read each other's memory")
+    nobody = SingleCopy((2**22 + 1,) * len(session._transport.node), "made up")
     session._transport.single_copy = nobody
     session._transport.window_on_host(session._transport.node).single = nobody
     with pytest.raises(EspressoError, match="reading the memory of another rank: No such process") as caught:
