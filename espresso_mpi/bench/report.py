@@ -14,7 +14,7 @@ from espresso_mpi.errors import ConfigError
 from espresso_mpi.files import schema
 
 from ..files.output import RESULT_BYTES
-from . import defaults, kept_sections, report_texts, sync_tables, validate_tables
+from . import defaults, kept_sections, medians, report_texts, sync_tables, validate_tables
 from .gpu import report as gpu_report
 from .harness.columns import size_text
 from .harness.rows import R, completed
@@ -29,13 +29,14 @@ def main(*, results: Sequence[Path], output: Path, picture: Path | None = None, 
     """Write ``output`` from the results of the benchmarks, in the order given; then where compression loses.
 
     Args:
+        results: several runs of one benchmark at one place are one table, of the rows with the median times.
         picture: the plot of ``bench train``, as the report is to link it.
         keep: sections of ``output`` stay if ``results`` has none with their title.
 
     Raises:
         ConfigError: a file is missing or is no such result.
     """
-    loaded = _merged([_load(path) for path in results])
+    loaded = _merged(medians.of_runs([_load(path) for path in results], _place))
     sections = [_made_of(result, partial(_section, result, picture)) for result in loaded]
     text = report_texts.HEAD + _losses(loaded) + report_texts.COLUMNS + "".join(sections)
     if keep and output.exists():
@@ -153,6 +154,11 @@ def _where(result: Result) -> str:
     return f"emulated cluster, {lab}" if lab else f"{job.get('ranks', '?')} ranks on one node"
 
 
+def _place(result: Result) -> tuple[str, ...]:
+    """Where runs may be compared: on the same ranks, by the same library and with the same tensors."""
+    return _where(result), _library(result), str(result.get("network"))
+
+
 def _library(result: Result) -> str:
     """The MPI library that a result was measured with, and its version."""
     mpi = result["environment"]["mpi"] or {}
@@ -166,7 +172,8 @@ def _environment(result: Result) -> str:
     memory = f"{e['memory_bytes'] / 2**30:.0f} GiB"
     node = f"{e['cpu']}, {e['cores']} cores, {memory}; {e['system']}"
     mpi = f"{mpi}; " if mpi else ""
-    return f"{e['date']}; {node}; {mpi}Python {e['python']}, {versions}.{_cores(result)}\n"
+    runs = f" Each row is that of the run with the median time, of {result['runs']} runs." if "runs" in result else ""
+    return f"{e['date']}; {node}; {mpi}Python {e['python']}, {versions}.{_cores(result)}{runs}\n"
 
 
 def _cores(result: Result) -> str:

@@ -1,0 +1,43 @@
+"""Several runs of one benchmark as one result: machines change from run to run, and a ratio of one run says little."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+Result = Mapping[str, Any]
+
+MEASURED = {"sync": "seconds", "tensors": "seconds", "overlap": "step"}
+"""The benchmarks of which several runs may be given, and the time of their rows by which runs are compared."""
+
+
+def of_runs(results: Sequence[Result], place: Callable[[Result], Hashable]) -> list[Result]:
+    """The results, where runs of one benchmark at one place with the same rows are one.
+
+    Each of its rows is that of the run with the median time; with an even number of runs, the slower one in the middle.
+
+    Args:
+        results: each has "kind" and "rows"; ``place``: equal where runs may be compared.
+
+    Returns:
+        In the order of the first run of each; those of several runs have their number as "runs".
+    """
+    found: dict[Hashable, list[Result]] = {}
+    for number, result in enumerate(results):
+        rows = tuple(sorted(map(_name, result["rows"]))) if result["kind"] in MEASURED else number
+        found.setdefault((result["kind"], place(result), rows), []).append(result)
+    return [runs[0] if len(runs) == 1 else _median(runs) for runs in found.values()]
+
+
+def _name(row: Mapping[str, Any]) -> tuple[int, str]:
+    return row["nbytes"], row["method"]
+
+
+def _median(runs: Sequence[Result]) -> Result:
+    """Of runs of the same rows."""
+    time, by_name = MEASURED[runs[0]["kind"]], [{_name(row): row for row in run["rows"]} for run in runs]
+    rows = [
+        sorted((of_run[_name(row)] for of_run in by_name), key=lambda one: one[time])[len(runs) // 2]
+        for row in runs[0]["rows"]
+    ]
+    return {**runs[0], "rows": rows, "runs": len(runs)}
