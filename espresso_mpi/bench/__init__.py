@@ -31,8 +31,8 @@ Shared modules:
   gradients.
 - ``blas``, ``python_beside``, ``ticks``, ``plots``: threads of matrix products, Python beside communication, progress
   bars, and pictures.
-- ``report``, ``report_texts``, ``kept_sections``, ``wrapping``: the report, its texts, the sections that it keeps, and
-  the width of its lines.
+- ``report``, ``report_texts``, ``medians``, ``kept_sections``, ``wrapping``: the report, its texts, several runs as
+  one, the sections that it keeps, and the width of its lines.
 
 May import: everything but ``cli``. To add a suite, write a module with a function ``main`` and a table of columns, its
 defaults, a command in ``cli.measuring``, and a section in ``report``.

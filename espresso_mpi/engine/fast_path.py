@@ -43,13 +43,12 @@ class Piggyback:
         met: when this rank saw that all bring the same call. 0: it has not.
         began: when the exchange of headers began, if something was done before it; else 0.
         saturated: sums of this rank that were cut to the range of their type.
-        whole: whether the arrays of this rank are summed as one that lies in memory of all ranks of the node.
     """
 
     def __init__(self, transport: Transport, buckets: Sequence[Bucket], arrays: Sequence[Any]) -> None:
         self._transport, self._buckets = transport, buckets
         self._arrays = [[arrays[item.index] for _, item in bucket.members] for bucket in buckets]
-        self.met, self.saturated, self.began, self.whole = 0.0, 0, 0.0, False
+        self.met, self.saturated, self.began = 0.0, 0, 0.0
 
     def undo(self) -> None:
         """The headers differ: nothing has changed."""
@@ -95,6 +94,9 @@ class NodePiggyback(Piggyback):
 
     Args:
         window: of all ranks.
+
+    Attributes:
+        whole: whether the arrays of this rank are summed as one that lies in memory of all ranks of the node.
     """
 
     def __init__(
@@ -105,19 +107,23 @@ class NodePiggyback(Piggyback):
         for number, bucket in enumerate(buckets):
             kinds.setdefault((bucket.dtype, bucket.total), []).append(number)
         self._window, self._kinds = window, [*kinds.values()]
-        first = self._arrays_of(0)
-        joined = window.arrays.joined(first) if len(kinds) == 1 and len(first) > 1 else None
+        first, inside = self._arrays_of(0), [array for array in arrays if array.size]
+        joined = window.arrays.joined(inside) if len(kinds) == 1 and len(first) > 1 else None
         self._first: list[Any] = first if joined is None else [joined]
         self.whole = joined is not None
 
     def exchange(self, header: np.ndarray, ignored: int) -> Sequence[np.ndarray]:
         """See ``Piggyback``; once the ranks have met, the buckets of the first type are summed."""
         arrays, how = self._first, self._how(0)
-        if len(arrays) == 1:
-            agreed = self._window.agreed_allreduce(header, ignored, arrays[0], how)
-        else:
-            with aligned(arrays) as joint:
-                agreed = self._window.agreed_allreduce_joint(header, ignored, joint, how)
+        try:
+            if len(arrays) == 1:
+                agreed = self._window.agreed_allreduce(header, ignored, arrays[0], how)
+            else:
+                with aligned(arrays) as joint:
+                    agreed = self._window.agreed_allreduce_joint(header, ignored, joint, how)
+        except BaseException:
+            self._transport.outlive(arrays)  # other ranks may still read them
+            raise
         self.met, self.saturated = agreed.met, agreed.saturated
         return agreed.headers
 

@@ -43,6 +43,7 @@ _NOTHING: Callable[[], Any] = bool
 _NOWHERE = np.empty(0)
 
 _LOGGED, _PACE = agreed_copies.LOGGED, agreed_copies.PACE
+_TIMES = [agreed_sums.BEGAN, agreed_sums.DONE, agreed_sums.WORKED]
 _MET, _UNEQUAL, _FAILED = (
     _LOGGED + place for place in (shared_memory.MET, agreed_copies.UNEQUAL, agreed_copies.FAILED)
 )
@@ -330,9 +331,8 @@ class AgreedSums(AgreedCall):
         self._setup, self._log = np.zeros(agreed_sums.SETUP, np.int64), np.zeros(shared_memory.LOG, np.int64)
         self._setup[agreed_sums.CORES] = waiter.cores
         self._readable = window.readable
-        self._choices: dict[tuple[int, int], Choice] = {}
-        self._ran: tuple[Choice, int] | None = None
-        self._choice: Choice | None = None
+        self._choices: dict[tuple[int, int], tuple[Choice, np.ndarray]] = {}
+        self._choice: tuple[Choice, np.ndarray] | None = None
         self._how, self._elements, self._run = how, window.elements(dtype), _NOTHING
         self._arrays = window.arrays
         width = np.dtype(dtype).itemsize * ALIGN
@@ -365,12 +365,18 @@ class AgreedSums(AgreedCall):
         return self._begun()
 
     def _chosen(self, size: tuple[int, int], whole: bool) -> bool:
-        """Whether so many elements in so many arrays are to be read by the other ranks."""
+        """Whether so many elements in so many arrays are to be read by the other ranks.
+
+        From here on the set-up has the times of the latest sum of this size, which the ranks show to each other.
+        """
         self._choice = None
         if whole or not self._readable.size:
             return False
-        self._choice = self._choices.setdefault(size, Choice(2))
-        return self._choice.way == 1
+        found = self._choices.get(size)
+        if found is None:
+            found = self._choices[size] = Choice(2), np.zeros(len(_TIMES), np.int64)
+        self._choice, self._setup[_TIMES] = found, found[1]
+        return found[0].way == 1
 
     def scatter(self, header: np.ndarray, ignored: int, x: np.ndarray, own: np.ndarray, edges: np.ndarray) -> bool:
         """As ``reduce``, but ``own`` receives the sum of this rank's region, and x stays.
@@ -428,8 +434,7 @@ class AgreedSums(AgreedCall):
         self._waiter.waited += int(log[shared_memory.WAITED]) * 1e-9
         self._ended(max(1, int(log[shared_memory.STAGE])), *self._cost)  # a whole sum has one barrier, and no stages
         self.saturated = int(log[shared_memory.SATURATED]) if self._counts else 0
-        if self._choice is not None and not self._choice.settled:
-            if self._ran is not None:
-                self._ran[0].learn(self._ran[1], int(self._setup[agreed_sums.TOOK]))
-            self._ran = self._choice, self._choice.way
-            self._choice.advance()
+        if self._choice is not None and not self._choice[0].settled:
+            choice, times = self._choice
+            times[:] = self._setup[_TIMES]
+            choice.add(int(self._setup[agreed_sums.TOOK]))

@@ -29,10 +29,10 @@ class CompiledCalls(Connection):
         window = self.window_on_host(group)
         return 0 if window is None else window.room
 
-    def reads(self, group: Sequence[int], nbytes: int, arrays: int) -> bool:
-        """Whether the ranks of a group read each other's memory in a collective, see ``WindowPlaces.reads``."""
+    def reads_memory(self, group: Sequence[int], nbytes: int, arrays: int) -> bool:
+        """Whether the ranks of a group read each other's memory in a collective, see ``WindowPlaces.reads_memory``."""
         window = self.window_on_host(group)
-        return window is not None and window.reads(nbytes, arrays)
+        return window is not None and window.reads_memory(nbytes, arrays)
 
     def count_sent(self, posted: tuple[int, int], shown: int, window: SharedWindow | None) -> None:
         """Count bytes that compiled code has sent: by messages, inside the node and between nodes, and by a window."""

@@ -29,7 +29,8 @@ READABLE = -1
 SHOWN_PLACE = 3
 """Where, behind a rank's flag, it shows the first two of them; the offset with a bit that says whether it reads."""
 
-FAILED = -2
+_REFUSED_PLACE = 5
+"""Where, behind a rank's flag, it shows that it could not read."""
 
 ROOM = 1 << 20
 """Bytes that are read of all ranks at a time: they stay in a cache until they are summed. Measured for 16 MiB on 2 and
@@ -53,22 +54,27 @@ def show_places(places, rows, start, stride, flags, me):  # type: ignore[no-unty
 
 
 @host.inline
+def read_from(read, errno, process, target, there, nbytes, pieces, log):  # type: ignore[no-untyped-def]
+    """Read from the memory of another process, unless a read has failed; as ``cross_memory.copy``."""
+    if log[REFUSED] == 0 and nbytes > 0:
+        log[REFUSED] = cross_memory.copy(read, errno, process, target, there, nbytes, pieces)
+
+
+@host.inline
 def _read(here, to, edges, first, last, there, itemsize, rank, place, pieces, log):  # type: ignore[no-untyped-def]
-    """Read elements [first, last) of the joint array of another rank, unless a copy has failed.
+    """Read elements [first, last) of the joint array of another rank.
 
     Args:
         here: addresses of arrays that receive them; empty: they lie side by side from the address ``to`` on.
         there: addresses of the arrays of the other rank.
     """
     array = array_of(edges, first)
-    while log[REFUSED] == 0 and array < there.size and edges[array] < last:
+    while array < there.size and edges[array] < last:
         a, b = max(first, edges[array]), min(last, edges[array + 1])
         at = (a - edges[array]) * itemsize
         target = here[array] + at if here.size else to + (a - first) * itemsize
-        if b > a:
-            log[REFUSED] = cross_memory.copy(
-                place[READ], place[ERRNO], place[PLACE + rank], target, there[array] + at, (b - a) * itemsize, pieces
-            )
+        nbytes = (b - a) * itemsize
+        read_from(place[READ], place[ERRNO], place[PLACE + rank], target, there[array] + at, nbytes, pieces, log)
         array += 1
 
 
@@ -87,8 +93,7 @@ def _sum_read(places, edges, place, rows, start, stride, how, flags, me, count, 
             to = parts.ctypes.data + rank * length * size
             _read(nowhere, to, edges, first, last, there, size, rank, place, pieces, log)
         log[SATURATED] += sum_span(places, edges, first, last, parts, length, count, me, how)
-    if log[REFUSED] != 0:
-        flags[me * STEP + SHOWN_PLACE] = FAILED
+    flags[me * STEP + _REFUSED_PLACE] = log[REFUSED]
 
 
 @host.inline
@@ -96,7 +101,7 @@ def _read_shares(places, edges, place, rows, start, stride, reads, flags, me, co
     """The shares that others have summed, unless one of them could not read."""
     pieces = np.empty(cross_memory.PIECES, np.int64)
     for rank in range(count):
-        if flags[rank * STEP + SHOWN_PLACE] == FAILED and log[REFUSED] == 0:
+        if flags[rank * STEP + _REFUSED_PLACE] != 0 and log[REFUSED] == 0:
             log[REFUSED] = -1 - rank
     for k in range(1, count if reads else 0):
         rank = (me + k) % count

@@ -14,7 +14,7 @@ import numpy as np
 from ..data import reduction
 from .window import SharedWindow
 
-_SIZES = tuple(1 << power for power in range(19, 24))
+_SIZES = tuple(1 << power for power in range(19, 23))
 """Bytes of the arrays that are measured. Smaller ones are piggybacked on headers by the window."""
 
 _REPEATS = 3
@@ -25,14 +25,15 @@ chunk, take from no time to most of the time, by which ranks share one: 64 MiB o
 to 71 ms by the window and 15 to 19 by reads. A short measurement finds the one or the other."""
 
 _LOG = logging.getLogger("espresso_mpi")
-_KNOWN: dict[tuple[int, ...], float] = {}
-"""By the processes of the node: all of them have measured it together."""
+_KNOWN: dict[tuple[tuple[int, ...], int, bool], float] = {}
+"""By the processes of the node, all of which have measured it together, the bytes of a chunk, and who shares cores."""
 
 
 def read_limit(local: Any, window: SharedWindow, cores_shared: bool) -> float:
     """The least bytes of which a reduce-scatter and an allgather are quicker by reads; infinite if none are.
 
-    Collective over the node. Measured once for the same processes.
+    Collective over the node. Measured once for the same processes and windows. The steps of tables read shorter parts
+    (``passes.TILE``) than what is measured here.
 
     Args:
         local: mpi4py communicator of the node's ranks.
@@ -42,12 +43,13 @@ def read_limit(local: Any, window: SharedWindow, cores_shared: bool) -> float:
     processes = window.single.processes
     if len(processes) < 2:
         return math.inf
-    found = _KNOWN.get(processes)
-    if found is None:
-        found = _KNOWN[processes] = _measured(local, window, _FAIR if cores_shared else 1.0)
+    key = processes, window.room, cores_shared
+    if key not in _KNOWN:
+        with window.uncounted():
+            _KNOWN[key] = _measured(local, window, _FAIR if cores_shared else 1.0)
         if local.rank == 0:
-            _LOG.info("dense collectives of routes read the memory of other ranks from %.0f bytes on (measured)", found)
-    return found
+            _LOG.info("dense collectives read the memory of other ranks from %.0f bytes on (measured)", _KNOWN[key])
+    return _KNOWN[key]
 
 
 def _measured(local: Any, window: SharedWindow, fair: float) -> float:

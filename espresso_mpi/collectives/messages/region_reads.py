@@ -12,8 +12,8 @@ from numba import carray
 from espresso_mpi.compressors.kernels.cpu import host
 
 from . import cross_memory
-from .joint_reads import ERRNO, PLACE, READ, ROOM
-from .shared_memory import REFUSED, SATURATED, SHOWN, STAGE, STEP, await_all, move, numbers_at, store, sum_rows
+from .joint_reads import ERRNO, PLACE, READ, ROOM, read_from
+from .shared_memory import SATURATED, SHOWN, STAGE, STEP, await_all, move, numbers_at, store, sum_rows
 from .window_places import COUNT, ME, MEMORY, STARTS, STRIDE
 
 _FLOAT = 4
@@ -23,15 +23,6 @@ _FLOAT = 4
 def _row(window, half, rank):  # type: ignore[no-untyped-def]
     """Where a rank's row begins in a half of the window."""
     return window[MEMORY] + window[STARTS + half] + rank * window[STRIDE]
-
-
-@host.inline
-def _read(place, rank, target, there, nbytes, pieces, log):  # type: ignore[no-untyped-def]
-    """Read from the memory of another rank, unless a copy has failed."""
-    if log[REFUSED] == 0 and nbytes > 0:
-        log[REFUSED] = cross_memory.copy(
-            place[READ], place[ERRNO], place[PLACE + rank], target, there, nbytes, pieces
-        )  # fmt: skip
 
 
 @host.inline
@@ -47,9 +38,8 @@ def _sum_own(places, begins, edges, how, place, window, half, log):  # type: ign
             for k in range(1, count):
                 rank = (me + k) % count
                 theirs = carray(numbers_at(_row(window, half, rank), shown), (places.size,))
-                _read(
-                    place, rank, parts.ctypes.data + _FLOAT * rank * length, theirs[array] + at, _FLOAT * n, pieces, log
-                )
+                target, there = parts.ctypes.data + _FLOAT * rank * length, theirs[array] + at
+                read_from(place[READ], place[ERRNO], place[PLACE + rank], target, there, _FLOAT * n, pieces, log)
             own = carray(numbers_at(places[array] + at, like), (n,))
             log[SATURATED] += sum_rows(own, parts, length, count, me, how)
 
@@ -63,18 +53,20 @@ def _read_others(places, begins, edges, place, window, half, log):  # type: igno
         rank = (me + k) % count
         theirs = carray(numbers_at(_row(window, half, rank), shown), (places.size,))
         for array in range(places.size):
-            at, size = _FLOAT * begins[array, rank], edges[array + 1, rank] - edges[array, rank]
-            _read(place, rank, places[array] + at, theirs[array] + at, _FLOAT * size, pieces, log)
+            at, nbytes = _FLOAT * begins[array, rank], _FLOAT * (edges[array + 1, rank] - edges[array, rank])
+            target, there = places[array] + at, theirs[array] + at
+            read_from(place[READ], place[ERRNO], place[PLACE + rank], target, there, nbytes, pieces, log)
 
 
 @host.inline
-def reduce_scatter(places, begins, edges, how, place, window, half, flags, me, count, epoch, pace, log):  # type: ignore[no-untyped-def]
-    """This rank's regions become the sums of all ranks'.
+def run(sums, places, begins, edges, how, place, window, half, flags, me, count, epoch, pace, log):  # type: ignore[no-untyped-def]
+    """This rank's regions become the sums of all ranks'; or it gets the regions of the others.
 
     Args:
+        sums: which of both.
         places: where the arrays begin in memory, see ``addresses``.
         begins, edges: see ``joint.JointRegions``.
-        how: from ``reduction.arithmetic``.
+        how: of the sum, from ``reduction.arithmetic``.
         place: see ``joint_reads.PLACE``.
         window: see ``window_places``; half: that to use.
         flags and those behind it: as of ``shared_memory.barrier``.
@@ -83,23 +75,8 @@ def reduce_scatter(places, begins, edges, how, place, window, half, flags, me, c
         if log[SHOWN] == 0:
             if log[STAGE] == 0:
                 move(_row(window, half, me), places.ctypes.data, 8 * places.size)
-            else:
+            elif sums:
                 _sum_own(places, begins, edges, how, place, window, half, log)
-            log[SHOWN] = 1
-            store(flags, me * STEP, epoch + log[STAGE] + 1)
-        if not await_all(flags, count, epoch + log[STAGE] + 1, pace, log):
-            return False
-        log[STAGE], log[SHOWN] = log[STAGE] + 1, 0
-    return True
-
-
-@host.inline
-def allgather(places, begins, edges, place, window, half, flags, me, count, epoch, pace, log):  # type: ignore[no-untyped-def]
-    """Every rank's regions at every rank; arguments as for ``reduce_scatter``."""
-    while log[STAGE] < 2:
-        if log[SHOWN] == 0:
-            if log[STAGE] == 0:
-                move(_row(window, half, me), places.ctypes.data, 8 * places.size)
             else:
                 _read_others(places, begins, edges, place, window, half, log)
             log[SHOWN] = 1

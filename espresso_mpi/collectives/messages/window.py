@@ -19,15 +19,14 @@ import numpy as np
 from espresso_mpi.arrays.addresses import addresses
 
 from ..data import reduction
-from . import large_sums, region_reads, shared_memory
+from . import large_sums, shared_memory
 from .agreed import SMALL, Agreed, How
 from .agreed_joint import AgreedJointSums
 from .joint import JointArray, JointRegions
 from .joint_reads import NUMBER
 from .shared_arrays import NOWHERE, Lies, SharedArrays
-from .single_copy import refusal
 from .waiting import Waiter
-from .window_kernels import WindowKernels
+from .window_kernels import WindowKernels, require_read
 from .window_places import ALIGN as _ALIGN
 from .window_places import CHUNK as _CHUNK
 from .window_places import SLOT
@@ -104,17 +103,18 @@ class SharedWindow(WindowKernels):
             return 0
         how = reduction.arithmetic(reduce_op.divisor, dtype)
         if own is None and self._may_read(x, regions):
-            self._by_reads(region_reads.reduce_scatter, [x], JointRegions.of([regions]), how)
-            self.bytes_sent += sum(b - a for j, (a, b) in enumerate(regions) if j != self._me) * x.itemsize
-            return 0
-        log = self._by_chunks(shared_memory.reduce_scatter, x, regions, self._room(x, self._count), mine, how)
+            self._by_reads([x], JointRegions.of([regions]), how)
+            saturated = 0  # only integers are cut
+        else:
+            log = self._by_chunks(shared_memory.reduce_scatter, x, regions, self._room(x, self._count), mine, how)
+            saturated = int(log[shared_memory.SATURATED])
         self.bytes_sent += sum(b - a for j, (a, b) in enumerate(regions) if j != self._me) * x.itemsize
-        return int(log[shared_memory.SATURATED])
+        return saturated
 
     def allgather(self, x: np.ndarray, regions: Bounds) -> None:
         """Every rank's region of x at every rank."""
         if self._may_read(x, regions):
-            self._by_reads(region_reads.allgather, [x], JointRegions.of([regions]))
+            self._by_reads([x], JointRegions.of([regions]))
         else:
             self._by_chunks(shared_memory.allgather, x, regions, self._room(x, 1))
         a, b = regions[self._me]
@@ -123,16 +123,16 @@ class SharedWindow(WindowKernels):
     def reduce_scatter_joint(self, arrays: Sequence[np.ndarray], regions: JointRegions, divisor: float) -> None:
         """As ``reduce_scatter`` for each of several float32 arrays."""
         how = reduction.arithmetic(divisor, "float32")
-        if self.reads(4 * regions.total, len(arrays)):
-            self._by_reads(region_reads.reduce_scatter, arrays, regions, how)
+        if self.reads_memory(4 * regions.total, len(arrays)):
+            self._by_reads(arrays, regions, how)
         else:
             self._joint(shared_memory.scatter_joint, arrays, regions, self._room(arrays[0], self._count), how)
         self.bytes_sent += (regions.total - regions.elements(self._me)) * arrays[0].itemsize
 
     def allgather_joint(self, arrays: Sequence[np.ndarray], regions: JointRegions) -> None:
         """As ``allgather`` for each of several float32 arrays."""
-        if self.reads(4 * regions.total, len(arrays)):
-            self._by_reads(region_reads.allgather, arrays, regions)
+        if self.reads_memory(4 * regions.total, len(arrays)):
+            self._by_reads(arrays, regions)
         else:
             self._joint(shared_memory.gather_joint, arrays, regions, self._room(arrays[0], 1))
         self.bytes_sent += regions.elements(self._me) * arrays[0].itemsize * (self._count - 1)
@@ -266,11 +266,11 @@ class SharedWindow(WindowKernels):
         reads, place = self._me in readers, lies.place
         if not place[NUMBER] and joint.nbytes >= self.read_limit and joint.places.nbytes <= self._half:
             place = self.readable
-        log = self._run(large_sums.reduce_large, 0, x, joint.places, joint.edges, place, lies.span, rows, starts, room,
-                        stride, how, reads)  # fmt: skip
+        with self._kept(joint.arrays):
+            log = self._run(large_sums.reduce_large, 0, x, joint.places, joint.edges, place, lies.span, rows, starts,
+                            room, stride, how, reads)  # fmt: skip
         self._epoch += int(log[shared_memory.STAGE])
-        if log[shared_memory.REFUSED]:
-            raise refusal(int(log[shared_memory.REFUSED]))
+        require_read(log)
         mine = joint.nbytes // self._count  # to a cache line
         self.bytes_sent += joint.nbytes - mine + mine * (len(readers) - reads)
         return int(log[shared_memory.SATURATED])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
@@ -40,7 +41,8 @@ class WindowPlaces:
     Attributes:
         arrays: memory that the members share beside the window.
         single: whether the members may read each other's memory.
-        read_limit: from so many bytes on they do so in collectives of routes.
+        read_limit: from so many bytes on they do so in dense collectives that begin without headers: those of float32
+            by regions, and sums.
     """
 
     _waiter: Waiter
@@ -93,7 +95,7 @@ class WindowPlaces:
         halves = [half * self._count * self._stride + SLOT for half in range(2)]
         return np.array([device.begin_of(self._memory), self._stride, *halves, self._me, self._count], np.int64)
 
-    def reads(self, nbytes: int, arrays: int = 1) -> bool:
+    def reads_memory(self, nbytes: int, arrays: int = 1) -> bool:
         """Whether float32 arrays of so many bytes in all are read from the memory of the members in a collective."""
         return nbytes >= max(1, self.read_limit) and 8 * arrays <= self._half
 
@@ -101,6 +103,13 @@ class WindowPlaces:
     def readable(self) -> np.ndarray:
         """What says that an array may be read by the other members, see ``joint_reads.PLACE``; empty: it may not."""
         return readable(self.single)
+
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Bytes and waits in the with-block are those of a measurement, and do not count."""
+        sent, waited = self.bytes_sent, self._waiter.waited
+        yield
+        self.bytes_sent, self._waiter.waited = sent, waited
 
     @property
     def position(self) -> tuple[int, int]:

@@ -46,7 +46,7 @@ class Ways(Protocol):
     def window_room(self, group: Sequence[int]) -> int:
         """Bytes of a payload that pass the shared window of a group at a time; 0: the group has none."""
 
-    def reads(self, group: Sequence[int], nbytes: int, arrays: int) -> bool:
+    def reads_memory(self, group: Sequence[int], nbytes: int, arrays: int) -> bool:
         """Whether the ranks of a group read each other's memory in a collective of so many bytes."""
 
     @property
@@ -154,7 +154,7 @@ class TableBuilder:
 
     def dense(self, move: DenseMove) -> None:
         """A collective on the tensors, inside the node."""
-        if move.reads:
+        if move.reads_memory:
             self._to.reached = len(move.members)
         if move.op == "allgather":
             self._allgather(move)

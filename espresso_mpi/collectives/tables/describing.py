@@ -40,7 +40,7 @@ class DescribedWays:
         """Bytes of a payload that pass the shared window of a group at a time; 0: the group is not the node."""
         return room_of(self.window_bytes) if len(group) > 1 and tuple(group) == self.node else 0
 
-    def reads(self, group: Sequence[int], nbytes: int, arrays: int) -> bool:
+    def reads_memory(self, group: Sequence[int], nbytes: int, arrays: int) -> bool:
         """Never: whether that is quicker is measured where the ranks run."""
         return False
 

@@ -13,6 +13,7 @@ from espresso_mpi.compressors.kernels.cpu import entries, host
 
 from ..data.reduction import sum_floats
 from ..messages import cross_memory, shared_memory
+from ..messages.joint_reads import read_from
 from ..messages.mpi_calls import IRECV, ISEND, await_messages, start
 from ..messages.shared_memory import REFUSED, move
 from ..messages.window_places import COUNT, ME, MEMORY, STARTS, STRIDE
@@ -89,12 +90,11 @@ def _with_rows(row, tile, x, mine, size, parameters, window, state):  # type: ig
 
 @host.inline
 def _reach(row, x, size, rank, count, places, at, pieces, state):  # type: ignore[no-untyped-def]
-    """Read elements of a tensor from the memory of another rank of the node, unless a read has failed."""
+    """Read elements of a tensor from the memory of another rank of the node."""
     known = row[11]
     there = places[known + 2 + count + rank * row[14] + row[1] - BUFFERS] + 4 * at
-    if state[REFUSED] == 0:
-        read, errno, process = places[known], places[known + 1], places[known + 2 + rank]
-        state[REFUSED] = cross_memory.copy(read, errno, process, x, there, 4 * size, pieces)
+    read, errno, process = places[known], places[known + 1], places[known + 2 + rank]
+    read_from(read, errno, process, x, there, 4 * size, pieces, state)
 
 
 @host.inline

@@ -67,7 +67,8 @@ class Operation:
             TILES how many of the next operations are made tile by tile.
         at, size: which elements of the tensor; size of TILES: their elements, and of MARK and STACK: how many of the
             next times begin at 0, or are stacked.
-        buffer, offset, nbytes: the payload: place of the buffer, and which bytes of it.
+        buffer, offset, nbytes: the payload: place of the buffer, and which bytes of it; of REACH: where in the scratch
+            memory the elements of other ranks are put, and bytes of those of one rank at a time.
         kept, kept_at: place of the residual, and the element of it that belongs to the first one.
         key: place of the key.
         number: of ENCODE, DECODE and ADD: where the parameters begin; of DIVIDE and of sums: where the divisor is; of

@@ -33,7 +33,7 @@ class DenseMove:
         room: bytes that pass the window at a time.
         divisor: of the sum.
         weights: of the bytes that are sent, how many are each tensor's.
-        reads: whether members read each other's memory instead; the window shows only where it is.
+        reads_memory: whether members read each other's memory instead; the window shows only where it is.
     """
 
     op: str
@@ -42,7 +42,7 @@ class DenseMove:
     room: int
     divisor: float
     weights: Sequence[int]
-    reads: bool = False
+    reads_memory: bool = False
 
     @property
     def members(self) -> range:
@@ -192,7 +192,7 @@ def reduce_scatter(emission: Emission, move: DenseMove, encodes: dict[int, list[
     divisor = emission.divisor(move.divisor)
     behind = {tensor: _Behind(own, wire, number) for (tensor, own), number in zip(encodes.items(), after)}
     alone = _Behind((), wire, wire)
-    if move.reads:
+    if move.reads_memory:
         emission.add(Emission.lap(wire, _offered(move)))
         for tensor, total in _reached(move, divisor).items():
             emission.add(behind.get(tensor, alone).operations(total))
@@ -246,7 +246,7 @@ def allgather(emission: Emission, move: DenseMove, decodes: dict[int, list[list[
         The marks between which were each decode, then the collective.
     """
     (*before, wire), end = emission.durations(len(decodes) + 1)
-    if move.reads:
+    if move.reads_memory:
         for parts, number in zip(decodes.values(), before):
             for part in parts:
                 emission.add(by_tiles([(number, part)], part[0].at, part[0].at + part[0].size))

@@ -99,5 +99,5 @@ def dense_move(ways: Ways, steps: Sequence[MoveStep], weights: Sequence[int]) ->
     ]
     dense = [[region for region in each if isinstance(region, Dense)] for each in regions]
     nbytes = sum(region.size for each in dense for region in each) * 4
-    reads = ways.reads(move.group, nbytes, len(steps))
+    reads = ways.reads_memory(move.group, nbytes, len(steps))
     return DenseMove(op, move.index, dense, room, move.reduce_op.divisor, weights, reads)

@@ -1,6 +1,5 @@
 """The compiled executor against the Python executor: the same bits, the same state, the same bytes, on every route."""
 
-import math
 import time
 
 import pytest
@@ -9,8 +8,9 @@ from session_cases import COMPRESSED, DENSE, node_layouts, values
 from espresso_mpi import Session
 from espresso_mpi.collectives import bucket_program, executor
 from espresso_mpi.collectives.messages import transport as transport_module
-from espresso_mpi.collectives.messages.single_copy import SingleCopy
+from espresso_mpi.collectives.messages.single_copy import SingleCopy, probe
 from espresso_mpi.collectives.messages.switches import EXECUTOR
+from espresso_mpi.collectives.messages.window_kernels import WindowKernels
 from espresso_mpi.collectives.tables import passes
 from espresso_mpi.compressors.topk import TopK
 from espresso_mpi.engine import piggyback_limit
@@ -120,13 +120,15 @@ def test_passes_whose_tiles_and_chunks_end_elsewhere(world, monkeypatch, method,
 
 
 @pytest.fixture
-def reads(monkeypatch):
-    """Ranks of a node read each other's memory in all dense collectives of routes, not in long ones only."""
+def reads(world, monkeypatch):
+    """Ranks of a node read each other's memory in all dense collectives of routes, not in long ones only.
 
-    def limit(local, window, shared):
-        return 0.0 if window.single else math.inf
-
-    monkeypatch.setattr(transport_module, "read_limit", limit)
+    Returns whether a rank has another one to read from, on some of these nodes.
+    """
+    if not all(world.allgather(bool(probe(world)))):
+        pytest.skip("the system does not let ranks read each other's memory")
+    monkeypatch.setattr(transport_module, "read_limit", lambda *given: 0.0)
+    return lambda rank, layouts: any(len(node) > 1 for nodes in layouts for node in nodes if rank in node)
 
 
 BY_READS = ("hierarchical-allgather", "hierarchical-alltoall-packed")
@@ -138,30 +140,28 @@ BY_READS = ("hierarchical-allgather", "hierarchical-alltoall-packed")
 def test_ranks_that_read_the_memory_of_others(world, monkeypatch, request, route, method):
     """The bits, the state and the bytes are those of the window, in both executors."""
     monkeypatch.setattr(passes, "TILE", 512)
-    options = {"compressor": method, "route": route, "message_bytes": 256}
-    for nodes in node_layouts(world.size)[1::2]:
-        with monkeypatch.context() as patch:
-            by_window = run_of(world, patch, "compiled", nodes=nodes, **options)[0]
-        request.getfixturevalue("reads")
+    options, layouts = {"compressor": method, "route": route, "message_bytes": 256}, node_layouts(world.size)[1::2]
+    by_window = [run_of(world, monkeypatch, "compiled", nodes=nodes, **options)[0] for nodes in layouts]
+    reads, run, ran = request.getfixturevalue("reads"), WindowKernels._by_reads, []
+    monkeypatch.setattr(WindowKernels, "_by_reads", lambda self, *given: ran.append(self) or run(self, *given))
+    for nodes, expected in zip(layouts, by_window):
         assert not differences(world, monkeypatch, nodes, **options)[0]
-        same = run_of(world, monkeypatch, "compiled", nodes=nodes, **options)[0] == by_window
+        same = run_of(world, monkeypatch, "compiled", nodes=nodes, **options)[0] == expected
         assert all(world.allgather(same))
+    assert bool(ran) == reads(world.rank, layouts), "Python has not read"
 
 
 @pytest.mark.parametrize("way", ["python", "compiled"])
-def test_a_read_that_fails_is_an_error_on_all_ranks(world, monkeypatch, reads, way):
+def test_a_read_that_fails_on_one_rank_is_an_error_on_all_ranks(world, monkeypatch, reads, way):
     monkeypatch.setenv(EXECUTOR, way)
-    x = values(world.rank, 0, 5003)
     options = {"compressor": "onebit", "route": "hierarchical-allgather", "min_bytes": 0, "timeout": 60}
     session = Session(world, nodes=node_layouts(world.size)[1], **options)
-    if not all(world.allgather(bool(session._transport.single_copy))):
-        pytest.skip("the system does not let ranks read each other's memory")
-    nobody = SingleCopy((2**22 + 1,) * len(session._transport.node), "made up")
-    session._transport.single_copy = nobody
-    session._transport.window_on_host(session._transport.node).single = nobody
+    if world.rank == 0:
+        nobody = SingleCopy((2**22 + 1,) * len(session._transport.node), "made up")
+        session._transport.single_copy = session._transport.window_on_host(session._transport.node).single = nobody
     with pytest.raises(EspressoError, match="reading the memory of another rank: No such process") as caught:
-        session.sync(x)
-    assert isinstance(caught.value, (TransportError, RemoteError))
+        session.sync(values(world.rank, 0, 5003))
+    assert isinstance(caught.value, TransportError if world.rank == 0 else RemoteError)
 
 
 @pytest.mark.parametrize("by", ["window", "reads"])

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+
 import ml_dtypes
 import numpy as np
 import pytest
 
 from espresso_mpi.collectives.messages import agreed
+from espresso_mpi.collectives.messages.choice import Choice
+from espresso_mpi.collectives.messages.single_copy import SingleCopy
 from espresso_mpi.engine import fast_path
-from espresso_mpi.errors import NonFiniteError
+from espresso_mpi.errors import NonFiniteError, TransportError
 
 from .test_dense_piggyback import Fixed
 
@@ -131,3 +135,42 @@ def test_a_value_that_is_not_finite_changes_nothing(world, open_session, way):
             assert all(given[name].tobytes() == x.tobytes() for name, x in before.items())
         else:
             session.sync(given)
+
+
+def test_a_read_that_fails_on_one_rank_is_an_error_on_all_ranks(world, open_session, way):
+    """At once, before the others have looked which way all go; nobody takes what it has got for a sum."""
+    if way != "reads":
+        pytest.skip("nothing is read, or not always")
+    session = opened(open_session, way, timeout=20)
+    given = {f"t{n}": values(world.rank, 0, n, 3000, "float32") for n in range(3)}
+    session.sync(given)
+    if world.rank == 0:
+        window = session._transport.window_on_host(session._transport.node)
+        window.single = SingleCopy((2**22 + 1,) * world.size, "made up")
+    with pytest.raises(TransportError, match="reading the memory of another rank"):
+        session.sync(given)
+
+
+def test_a_small_call_between_large_ones_does_not_change_what_is_learnt_of_these(world, open_session, monkeypatch):
+    session, learnt, learn = opened(open_session, "reads"), [], Choice.learn
+    monkeypatch.setattr(Choice, "learn", lambda self, way, took: learnt.append((way, took)) or learn(self, way, took))
+    large, small = ({f"t{n}": np.ones(size, np.float32) for n in range(3)} for size in (400_000, 5))
+    for _ in range(7):
+        session.sync(large)
+        session.sync(small)
+    assert [way for way, _ in learnt[:4]] == [0, 1, 0, 1]
+    assert all(took > 100_000 for _, took in learnt), "1.6 MB at 16 GB/s, in nanoseconds"
+
+
+def test_arrays_of_the_node_in_the_order_of_the_call_are_one_array(world, open_session, sums):
+    """Small ones share a bucket, so buckets have another order."""
+    session, sizes = open_session(compressor="none"), (300_000, 10, 500_000, 20, 400_000)
+    memory, edges = session.empty(sum(sizes)), np.cumsum([0, *sizes])
+    given = {f"t{n}": memory[a:b] for n, (a, b) in enumerate(itertools.pairwise(edges))}
+    for step in range(3):
+        for number, (name, n) in enumerate(zip(given, sizes)):
+            given[name][:] = values(world.rank, step, number, n, "float32")
+        session.sync(given)
+        for number, (name, n) in enumerate(zip(given, sizes)):
+            assert given[name].tobytes() == mean(world.size, step, number, n, "float32").tobytes()
+    assert sums == [], "they were summed as several arrays"

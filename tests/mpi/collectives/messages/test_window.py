@@ -149,7 +149,9 @@ def test_the_maximum(world, open_transport, window_bytes):
 def test_regions_of_any_size(world, open_transport, window_bytes, reads):
     """Reduce-scatter and allgather where regions are empty, and where one rank has nearly all."""
     window, reduce_op, n = window_of(open_transport(window_bytes)), ReduceOp("sum", world.size), 30011
-    window.read_limit = 0.0 if reads and window.single else window.read_limit
+    if reads and not window.single:
+        pytest.skip(window.single.why)
+    window.read_limit = 0.0 if reads else math.inf
     empty = [(0, 0)] * (world.size - 1)
     edges = np.linspace(3, n, world.size + 1).astype(int).tolist()
     for regions in ([*empty, (5, n)], [(0, n), *empty], list(itertools.pairwise(edges))):

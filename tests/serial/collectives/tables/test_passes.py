@@ -59,7 +59,7 @@ def test_every_element_is_summed_encoded_decoded_and_shown_once_in_this_order(mo
 class Reading(DescribedWays):
     """Ranks that read each other's memory."""
 
-    def reads(self, group, nbytes, arrays):
+    def reads_memory(self, group, nbytes, arrays):
         return True
 
 
