@@ -44,12 +44,15 @@ def read_limit(local: Any, window: SharedWindow, cores_shared: bool) -> float:
     if len(processes) < 2:
         return math.inf
     key = processes, window.room, cores_shared
-    if key not in _KNOWN:
-        with window.uncounted():
-            _KNOWN[key] = _measured(local, window, _FAIR if cores_shared else 1.0)
-        if local.rank == 0:
-            _LOG.info("dense collectives read the memory of other ranks from %.0f bytes on (measured)", _KNOWN[key])
-    return _KNOWN[key]
+    known: list[float | None] = local.allgather(_KNOWN.get(key))  # another thread may be opening a session
+    found = [limit for limit in known if limit is not None]
+    if len(found) == local.size:
+        return max(found)
+    with window.uncounted():
+        limit = _KNOWN[key] = _measured(local, window, _FAIR if cores_shared else 1.0)
+    if local.rank == 0:
+        _LOG.info("dense collectives read the memory of other ranks from %.0f bytes on (measured)", limit)
+    return limit
 
 
 def _measured(local: Any, window: SharedWindow, fair: float) -> float:
