@@ -20,7 +20,8 @@ def of_runs(results: Sequence[Result], place: Callable[[Result], Hashable]) -> l
         results: each has "kind" and "rows"; ``place``: equal where runs may be compared.
 
     Returns:
-        In the order of the first run of each; those of several runs have their number as "runs".
+        In the order of the first run of each. Those of several runs have their number as "runs", and the times of cache
+        lines of all of them.
     """
     found: dict[Hashable, list[Result]] = {}
     for number, result in enumerate(results):
@@ -40,4 +41,5 @@ def _median(runs: Sequence[Result]) -> Result:
         sorted((of_run[_name(row)] for of_run in by_name), key=lambda one: one[time])[len(runs) // 2]
         for row in runs[0]["rows"]
     ]
-    return {**runs[0], "rows": rows, "runs": len(runs)}
+    lines = [time for run in runs for time in run.get("cache_line_ns") or () if time is not None]
+    return {**runs[0], "rows": rows, "runs": len(runs), "cache_line_ns": lines}

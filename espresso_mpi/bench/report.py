@@ -172,13 +172,18 @@ def _environment(result: Result) -> str:
     memory = f"{e['memory_bytes'] / 2**30:.0f} GiB"
     node = f"{e['cpu']}, {e['cores']} cores, {memory}; {e['system']}"
     mpi = f"{mpi}; " if mpi else ""
-    runs = f" Each row is that of the run with the median time, of {result['runs']} runs." if "runs" in result else ""
-    return f"{e['date']}; {node}; {mpi}Python {e['python']}, {versions}.{_cores(result)}{runs}\n"
+    return f"{e['date']}; {node}; {mpi}Python {e['python']}, {versions}.{_cores(result)}\n"
 
 
 def _cores(result: Result) -> str:
-    """How far apart the cores of two ranks were."""
-    before, after = result.get("cache_line_ns") or (None, None)
+    """How far apart the cores of two ranks were, and of how many runs the rows are."""
+    times = result.get("cache_line_ns") or ()
+    if "runs" in result:
+        each = f" Each row is that of the run with the median time, of {result['runs']} runs."
+        if times:
+            each += f" A cache line took {min(times):.0f} to {max(times):.0f} ns between two cores and back."
+        return each
+    before, after = times or (None, None)
     if before is None or after is None:
         return ""
     return f" A cache line took {before:.0f} ns between two cores and back before, and {after:.0f} ns afterwards."
