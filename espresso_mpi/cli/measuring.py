@@ -406,7 +406,7 @@ def report(
     picture: Annotated[Path | None, typer.Option(metavar="FILE", help="Plot of bench train to show.")] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the sections that were not measured anew.")] = False,
 ) -> None:
-    """Write a report from the JSON results of benchmarks."""
+    """Write a report from the JSON results of benchmarks; of several runs of one, the rows with the median times."""
     from espresso_mpi.bench import report
 
     report.main(results=results, output=output, picture=picture, keep=keep)
