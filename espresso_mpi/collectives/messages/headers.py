@@ -29,6 +29,12 @@ def note(marks, number, log):  # type: ignore[no-untyped-def]
 
 
 @host.inline
+def in_row(window, half, rank):  # type: ignore[no-untyped-def]
+    """Where a rank's row begins in a half of the window."""
+    return window[MEMORY] + window[STARTS + half] + rank * window[STRIDE]
+
+
+@host.inline
 def slot_of(window, rank, half):  # type: ignore[no-untyped-def]
     """Where the small data of a rank are in a half of the window."""
     return window[MEMORY] + window[STARTS + half] - SLOT + rank * window[STRIDE]

@@ -12,17 +12,12 @@ from numba import carray
 from espresso_mpi.compressors.kernels.cpu import host
 
 from . import cross_memory
+from .headers import in_row
 from .joint_reads import ERRNO, PLACE, READ, ROOM, read_from
 from .shared_memory import SATURATED, SHOWN, STAGE, STEP, await_all, move, numbers_at, store, sum_rows
-from .window_places import COUNT, ME, MEMORY, STARTS, STRIDE
+from .window_places import COUNT, ME
 
 _FLOAT = 4
-
-
-@host.inline
-def _row(window, half, rank):  # type: ignore[no-untyped-def]
-    """Where a rank's row begins in a half of the window."""
-    return window[MEMORY] + window[STARTS + half] + rank * window[STRIDE]
 
 
 @host.inline
@@ -37,7 +32,7 @@ def _sum_own(places, begins, edges, how, place, window, half, log):  # type: ign
             n, at = min(length, size - first), _FLOAT * (begin + first)
             for k in range(1, count):
                 rank = (me + k) % count
-                theirs = carray(numbers_at(_row(window, half, rank), shown), (places.size,))
+                theirs = carray(numbers_at(in_row(window, half, rank), shown), (places.size,))
                 target, there = parts.ctypes.data + _FLOAT * rank * length, theirs[array] + at
                 read_from(place[READ], place[ERRNO], place[PLACE + rank], target, there, _FLOAT * n, pieces, log)
             own = carray(numbers_at(places[array] + at, like), (n,))
@@ -51,7 +46,7 @@ def _read_others(places, begins, edges, place, window, half, log):  # type: igno
     pieces, shown = np.empty(cross_memory.PIECES, np.int64), begins[0, :0]
     for k in range(1, count):
         rank = (me + k) % count
-        theirs = carray(numbers_at(_row(window, half, rank), shown), (places.size,))
+        theirs = carray(numbers_at(in_row(window, half, rank), shown), (places.size,))
         for array in range(places.size):
             at, nbytes = _FLOAT * begins[array, rank], _FLOAT * (edges[array + 1, rank] - edges[array, rank])
             target, there = places[array] + at, theirs[array] + at
@@ -74,7 +69,7 @@ def run(sums, places, begins, edges, how, place, window, half, flags, me, count,
     while log[STAGE] < 2:
         if log[SHOWN] == 0:
             if log[STAGE] == 0:
-                move(_row(window, half, me), places.ctypes.data, 8 * places.size)
+                move(in_row(window, half, me), places.ctypes.data, 8 * places.size)
             elif sums:
                 _sum_own(places, begins, edges, how, place, window, half, log)
             else:

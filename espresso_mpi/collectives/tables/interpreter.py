@@ -13,10 +13,11 @@ from espresso_mpi.compressors.kernels.cpu import entries, host
 
 from ..data.reduction import sum_floats
 from ..messages import cross_memory, shared_memory
+from ..messages.headers import in_row
 from ..messages.joint_reads import read_from
 from ..messages.mpi_calls import IRECV, ISEND, await_messages, start
 from ..messages.shared_memory import REFUSED, move
-from ..messages.window_places import COUNT, ME, MEMORY, STARTS, STRIDE
+from ..messages.window_places import COUNT, ME, STRIDE
 from .operations import BUFFERS, SCRATCH, Code
 
 GOING, YIELDED, PYTHON, AT_BARRIER, AT_MESSAGES, FAILED, HALTED, ENDED = range(8)
@@ -62,12 +63,6 @@ def _call(row, tile, x, size, parameters, places, state):  # type: ignore[no-unt
     adding = np.int64(row[0] == _ADD)
     at, first = parameters.ctypes.data + 8 * row[10], row[13] + tile
     state[STATE + row[1] - BUFFERS] += entries.call(row[12], x, size, payload, kept, key, adding, at, first, row[14])
-
-
-@host.inline
-def in_row(window, half, rank):  # type: ignore[no-untyped-def]
-    """Where a rank's row begins in a half of the window."""
-    return window[MEMORY] + window[STARTS + half] + rank * window[STRIDE]
 
 
 @host.inline
