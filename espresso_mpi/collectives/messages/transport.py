@@ -111,6 +111,7 @@ class Transport(GpuCalls):
         self.single_copy = single_copy.of_node(self._local, self._window is not None, settings.single_copy)
         if self._window is not None:
             self._window.single = self.single_copy
+        if self._window is not None and len(self.topology.nodes) > 1:  # on one node, calls choose by their own times
             shared = self.waiter.cores > 0 or bool(os.environ.get("ESPRESSO_LAB"))
             self._window.read_limit = read_limit(self._local, self._window, shared)
         served = self._window is not None or self._local.size == 1
