@@ -25,13 +25,22 @@ def of_runs(results: Sequence[Result], place: Callable[[Result], Hashable]) -> l
     """
     found: dict[Hashable, list[Result]] = {}
     for number, result in enumerate(results):
-        rows = tuple(sorted(map(_name, result["rows"]))) if result["kind"] in MEASURED else number
-        found.setdefault((result["kind"], place(result), rows), []).append(result)
+        rows = _rows_of(result)
+        key: Hashable = number if rows is None else (result["kind"], place(result), rows)
+        found.setdefault(key, []).append(result)
     return [runs[0] if len(runs) == 1 else _median(runs) for runs in found.values()]
 
 
-def _name(row: Mapping[str, Any]) -> tuple[int, str]:
-    return row["nbytes"], row["method"]
+def _rows_of(result: Result) -> tuple[str, ...] | None:
+    """What the rows of a result are; None if it stands for itself: of another benchmark, or damaged."""
+    time, rows = MEASURED.get(result["kind"]), result["rows"]
+    if time is None or not all(isinstance(row.get(time), float) and {"nbytes", "method"} <= row.keys() for row in rows):
+        return None
+    return tuple(sorted(map(_name, rows)))
+
+
+def _name(row: Mapping[str, Any]) -> str:
+    return f"{row['nbytes']} {row['method']}"
 
 
 def _median(runs: Sequence[Result]) -> Result:
