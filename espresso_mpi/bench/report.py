@@ -154,9 +154,9 @@ def _where(result: Result) -> str:
     return f"emulated cluster, {lab}" if lab else f"{job.get('ranks', '?')} ranks on one node"
 
 
-def _place(result: Result) -> tuple[str, ...]:
+def _place(result: Result) -> str:
     """Where runs may be compared: on the same ranks, by the same library and with the same tensors."""
-    return _where(result), _library(result), str(result.get("network"))
+    return _made_of(result, lambda: f"{_where(result)}; {_library(result)}; {result.get('network')}")
 
 
 def _library(result: Result) -> str:
