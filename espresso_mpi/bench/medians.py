@@ -7,7 +7,7 @@ from typing import Any
 
 Result = Mapping[str, Any]
 
-MEASURED = {"sync": "seconds", "tensors": "seconds", "overlap": "step"}
+_MEASURED = {"sync": "seconds", "tensors": "seconds", "overlap": "step"}
 """The benchmarks of which several runs may be given, and the time of their rows by which runs are compared."""
 
 
@@ -33,7 +33,7 @@ def of_runs(results: Sequence[Result], place: Callable[[Result], Hashable]) -> l
 
 def _rows_of(result: Result) -> tuple[str, ...] | None:
     """What the rows of a result are; None if it stands for itself: of another benchmark, or damaged."""
-    time, rows = MEASURED.get(result["kind"]), result["rows"]
+    time, rows = _MEASURED.get(result["kind"]), result["rows"]
     if time is None or not all(isinstance(row.get(time), float) and {"nbytes", "method"} <= row.keys() for row in rows):
         return None
     return tuple(sorted(map(_name, rows)))
@@ -45,7 +45,7 @@ def _name(row: Mapping[str, Any]) -> str:
 
 def _median(runs: Sequence[Result]) -> Result:
     """Of runs of the same rows."""
-    time, by_name = MEASURED[runs[0]["kind"]], [{_name(row): row for row in run["rows"]} for run in runs]
+    time, by_name = _MEASURED[runs[0]["kind"]], [{_name(row): row for row in run["rows"]} for run in runs]
     rows = [
         sorted((of_run[_name(row)] for of_run in by_name), key=lambda one: one[time])[len(runs) // 2]
         for row in runs[0]["rows"]

@@ -165,7 +165,8 @@ def _shares(buckets: Sequence[Bucket], start: float, stop: float, nbytes: int) -
     sizes = [bucket.size for bucket in buckets]
     each, total = (stop - start) / sum(sizes), sum(sizes)
     for bucket, end in zip(buckets, itertools.accumulate(sizes)):
-        begin, intra = end - bucket.size, nbytes * end // total - nbytes * (end - bucket.size) // total
+        begin = end - bucket.size
+        intra = nbytes * end // total - nbytes * begin // total
         yield Summed(bucket, start + begin * each, start + end * each, intra)
 
 

@@ -352,17 +352,22 @@ class AgreedSums(AgreedCall):
         Returns:
             As ``AgreedCopies.begin``.
         """
-        chunks = -(-x.size // self._room)
-        whole = chunks == 1 and x.nbytes <= SMALL
-        mine = x.nbytes if whole else x.nbytes // self._count  # to a cache line
-        self._cost = chunks, x.nbytes - mine + mine * (self._count - 1)
-        self._counts = not whole or self._me == 0  # of a whole sum, all see the same ones
+        whole = self._is_whole(x.size, x.nbytes)
         place, span = self._arrays.lies(x, self._elements[:0])
         if self._chosen((x.size, 1), whole) and not place[joint_reads.NUMBER]:
             place = self._readable
         self._run = partial(agreed_sums.reduce, *self._shown(header, ignored), x, place, span, self._elements,
                             self._room, self._how, whole, reads, *self._rest())  # fmt: skip
         return self._begun()
+
+    def _is_whole(self, size: int, nbytes: int) -> bool:
+        """Whether every rank sums all of so many elements; notes what the sum costs, and which rank counts cut sums."""
+        chunks = -(-size // self._room)
+        whole = chunks == 1 and nbytes <= SMALL
+        mine = nbytes if whole else nbytes // self._count  # to a cache line
+        self._cost = chunks, nbytes - mine + mine * (self._count - 1)
+        self._counts = not whole or self._me == 0  # of a whole sum, all see the same ones
+        return whole
 
     def _chosen(self, size: tuple[int, int], whole: bool) -> bool:
         """Whether so many elements in so many arrays are to be read by the other ranks.

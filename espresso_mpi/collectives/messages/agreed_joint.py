@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 
 from . import agreed_sums
-from .agreed import SMALL, AgreedSums
+from .agreed import AgreedSums
 from .joint import JointArray
 from .shared_arrays import NOWHERE
 
@@ -28,11 +28,7 @@ class AgreedJointSums(AgreedSums):
         Returns:
             As ``AgreedCopies.begin``.
         """
-        nbytes, chunks = joint.nbytes, -(-joint.size // self._room)
-        whole = chunks == 1 and nbytes <= SMALL
-        mine = nbytes if whole else nbytes // self._count  # to a cache line
-        self._cost = chunks, nbytes - mine + mine * (self._count - 1)
-        self._counts = not whole or self._me == 0  # of a whole sum, all see the same ones
+        whole = self._is_whole(joint.size, joint.nbytes)
         has_room = joint.places.nbytes <= self._window.half_bytes
         place = self._readable if self._chosen((joint.size, len(joint.places)), whole or not has_room) else NOWHERE
         nothing = self._elements[:0]
