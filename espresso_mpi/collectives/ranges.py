@@ -219,13 +219,27 @@ class Search:
         least = self._limits[portion.dtype, portion.compressed].large
         return bool(magnitudes.in_range(device.begin_of(x), x.size, least))
 
-    def _left(self, searched: Sequence[Portion], arrays: Sequence[Any]) -> Sequence[Portion]:
-        """The portions that are left when one compiled call has gone through all that one thread searches."""
+    def common_limit(self, searched: Sequence[Portion]) -> tuple[int, bool]:
+        """If all tensors of a call are float32 with one limit: its bits, and whether one thread searches; else 0.
+
+        The limit is the same on all ranks; the number of threads need not be.
+        """
+        kinds = {(portion.dtype, portion.compressed) for portion in searched}
+        if len(kinds) != 1 or not all(portion.sizes for portion in searched):
+            return 0, False
+        return self._limits[kinds.pop()].large, not self._known(searched).rest
+
+    def _known(self, searched: Sequence[Portion]) -> _Together:
         known = self._together.get(id(searched))
         if known is None:
             if len(self._together) >= _KNOWN:
                 self._together.clear()
             known = self._together[id(searched)] = self._joined(searched)
+        return known
+
+    def _left(self, searched: Sequence[Portion], arrays: Sequence[Any]) -> Sequence[Portion]:
+        """The portions that are left when one compiled call has gone through all that one thread searches."""
+        known = self._known(searched)
         if not known.positions:
             return searched
         places = addresses([arrays[position] for position in known.positions])

@@ -16,10 +16,11 @@ import numpy as np
 from ..arrays import device
 from ..collectives.data.reduction import arithmetic
 from ..collectives.messages import agreed_copies
-from ..collectives.messages.agreed import Agreed, AgreedCopies, AgreedReductions, AgreedSums, How, Parts
+from ..collectives.messages.agreed import Agreed, AgreedCopies, AgreedReductions, How, Parts
 from ..collectives.messages.agreed_nodes import NodeAgreement, NodeSums
 from ..collectives.messages.mpi_reduction import operator_of
 from ..collectives.messages.part_sizes import size_error
+from ..collectives.messages.sum_calls import AgreedSums, Look
 from ..collectives.messages.transport import Transport
 from ..collectives.messages.window import SharedWindow
 from ..collectives.progress import Progress
@@ -184,16 +185,21 @@ class Summing:
 
     Args:
         x: flat; reads: whether this rank wants the result.
+
+    Attributes:
+        look: for values that must not be summed, where the sum itself does so.
     """
 
-    rest = None
+    rest, look = None, Look()
 
     def __init__(self, x: np.ndarray, reads: bool) -> None:
         self.x, self.reads = x, reads
 
     def begin(self, agreed: AgreedSums | NodeSums | NodeAgreement, header: np.ndarray, ignored: int) -> bool:
         """See ``PiggybackData``."""
-        if isinstance(agreed, AgreedSums | NodeSums):
+        if isinstance(agreed, AgreedSums):
+            return agreed.reduce(header, ignored, self.x, self.reads, self.look)
+        if isinstance(agreed, NodeSums):
             return agreed.reduce(header, ignored, self.x, self.reads)
         return agreed.agree(header, ignored)
 
@@ -263,6 +269,16 @@ class DensePiggyback:
             raise
         self.met = self.agreed.met
         return self.agreed.headers
+
+    @property
+    def odd(self) -> bool:
+        """Whether there are values that must not be summed: nothing was done."""
+        return self.agreed.odd
+
+    @property
+    def due(self) -> bool:
+        """Whether the sum looks for such values."""
+        return isinstance(self._moves, Summing) and self._moves.look.due
 
     def rest(self, transport: Transport) -> Progress:
         """What is to be done now that all ranks have met."""

@@ -11,11 +11,13 @@ from __future__ import annotations
 import time
 from collections import Counter
 
+from ..collectives.messages.sum_calls import Look
 from ..collectives.messages.transport import Transport
 from ..errors import ConfigError, MismatchError, PlanError, StateError
 from ..options import Options
 from ..state.store import SyncState
 from ..tracing.recording import Recorder
+from .batches import Batch
 from .calls import PendingCall
 from .dispatcher import Dispatcher
 from .driver import PAUSE, Driver
@@ -148,6 +150,10 @@ class Engine(Rounds):
         except (ConfigError, MismatchError, PlanError, StateError) as error:  # on all ranks alike: it can continue
             call.error = error
         self._finish(call)
+
+    def look(self, batch: Batch) -> Look:
+        """See ``Dispatcher``."""
+        return self._dispatcher.look(batch)
 
     # --- negotiation rounds -------------------------------------------------------------------------------------------
 

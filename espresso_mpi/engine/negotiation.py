@@ -28,11 +28,12 @@ from .diagnostics import CallKey, Content, absent_error
 from .expectation import Expectation
 from .table_piggyback import TablePiggyback
 
-_NEWS, _BLOCKED, _STUCK, _FAST_PATH, _WHOLE = 1, 2, 4, 8, 16
-"""Flags of a rank: it has new calls, a thread waits, it has made no progress for a while; and that data travel with the
-header: those of the call as ``fast_path`` has them, or all of them as one array."""
+_NEWS, _BLOCKED, _STUCK, _FAST_PATH, _WHOLE, _DUE = 1, 2, 4, 8, 16, 32
+"""Flags of a rank: it has new calls, a thread waits, it has made no progress for a while; that data travel with the
+header: those of the call as ``fast_path`` has them, or all of them as one array; and that their values are searched by
+the sum, so that the rank has made no call if the headers differ."""
 
-OWN_STATE = _BLOCKED | _STUCK
+OWN_STATE = _BLOCKED | _STUCK | _DUE
 """What ranks may differ in that run the same call."""
 
 Piggyback = fast_path.Piggyback | TablePiggyback | DensePiggyback
@@ -64,12 +65,18 @@ class RoundResult:
         """Whether all ranks have sent the data of one and the same call."""
         if self.piggyback is None or self.notes:
             return False
-        return self.piggyback.met > 0 or (all(flag & _FAST_PATH for flag in self.flags) and len(set(self.masks)) == 1)
+        alike = all(flag & _FAST_PATH for flag in self.flags) and len(set(self.masks)) == 1
+        return self.piggyback.met > 0 or (alike and self.masks[0] > 0)
 
     @property
     def odd(self) -> bool:
-        """Whether this rank has sent nothing, because its data have values that cannot be summed."""
-        return isinstance(self.piggyback, TablePiggyback) and self.piggyback.odd
+        """Whether nothing was done, because there are values that cannot be summed: look for them first."""
+        return self.piggyback is not None and self.piggyback.odd
+
+    @property
+    def due(self) -> bool:
+        """Whether this rank has made no call in the round, because its values are still to be searched."""
+        return self.piggyback is not None and self.piggyback.due and not self.piggyback.met
 
     @property
     def blocked(self) -> bool:
@@ -222,24 +229,25 @@ class Negotiation(CallFailures):
     def show(self, call: PendingCall, piggyback: Piggyback) -> RoundResult:
         """As ``compare``, for the only call in front, which is waited for: its data are piggybacked on the header."""
         assert call.number is not None
-        return self._shown(self._header(_BLOCKED | _FAST_PATH, (call.number,)), piggyback, call.number)
+        return self._shown(self._header(_alone(piggyback.due), (call.number,)), piggyback, call.number)
 
-    def repeated_header(self, call: PendingCall, signature: tuple[Any, ...]) -> np.ndarray | None:
+    def repeated_header(self, call: PendingCall, signature: tuple[Any, ...], due: bool) -> np.ndarray | None:
         """The header for a call that has begun before, as of ``show``; None: it has no number, or must not be shown.
 
         Args:
             call: stands for it; gets its number.
+            due: whether its values are searched by the sum.
         """
         if self.bad or self._failed_early or self.declared:
             return None
         version, header = call.shown
-        if version == self._version:
+        if version == 2 * self._version + due:
             return header
         call.number = self._numbers.get(signature)
         if call.number is None or self._full:
             return None
-        header = self._header(_BLOCKED | _FAST_PATH, (call.number,))
-        call.shown = self._version, header
+        header = self._header(_alone(due), (call.number,))
+        call.shown = 2 * self._version + due, header
         return header
 
     def knows(self, call: PendingCall) -> bool:
@@ -262,7 +270,8 @@ class Negotiation(CallFailures):
     ) -> RoundResult:
         """What the headers of all ranks say; exchanges the descriptions of new calls, if there are any."""
         rows = [row[: self.header_size].tobytes() for row in messages]
-        flags, masks = [row[0] for row in rows], [int.from_bytes(row[1:], "little") for row in rows]
+        flags = [row[0] for row in rows]
+        masks = [0 if row[0] & _DUE else int.from_bytes(row[1:], "little") for row in rows]
         notes: list[tuple[int, Any]] = []
         if any(flag & _NEWS for flag in flags):
             text = json.dumps([call.note() for call in news]).encode()
@@ -363,3 +372,8 @@ class Negotiation(CallFailures):
             self.sizes.register(number, rank, note["sizes"])
         if note["bad"]:
             self.bad.setdefault(number, {})[rank] = note["bad"]
+
+
+def _alone(due: bool) -> int:
+    """The flags of a call that is the only one, is waited for, and has data with its header; ``due``: see ``_DUE``."""
+    return _BLOCKED | _FAST_PATH | _DUE * due

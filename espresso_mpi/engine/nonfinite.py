@@ -16,6 +16,7 @@ from ..arrays import device
 from ..arrays.buffers import Gradient
 from ..collectives import ranges
 from ..collectives.data import reduction
+from ..collectives.messages.sum_calls import NO_LOOK, Look
 from ..collectives.messages.transport import Transport
 from ..compressors.context import Context, Journey
 from ..errors import BoundError, NonFiniteError
@@ -32,6 +33,10 @@ _BEYOND = "cannot keep its error bound: "
 """How the findings begin that are no matter of the option ``nonfinite``: a tensor left out would break the bound."""
 
 
+_LOOKS = 1 << 12
+"""Batches of which it is kept how sums search their values."""
+
+
 class NonFinite:
     """Finds values that are not finite, and decides what becomes of their calls.
 
@@ -44,6 +49,7 @@ class NonFinite:
         self._transport, self._recorder = transport, recorder
         self._search = ranges.Search(transport.topology)
         self._context = Context()
+        self._looks: dict[int, tuple[Batch, Look]] = {}  # by id of the batch, which is alive, so no other gets its id
         self.skipped: Counter[str] = Counter()
         self.skipped_calls = 0
 
@@ -62,6 +68,17 @@ class NonFinite:
             if text:
                 call.bad[str(item.index)] = _BEYOND + text
         self._recorder.add("check", "", 0, 0, start, time.perf_counter())
+
+    def look(self, batch: Batch) -> Look:
+        """How the sum of a call searches the values itself, in place of ``look_for``; not ``due``: it cannot."""
+        if batch.bounded or not batch.portions:
+            return NO_LOOK
+        known = self._looks.get(id(batch))
+        if known is None:
+            if len(self._looks) >= _LOOKS:
+                self._looks.clear()
+            known = self._looks[id(batch)] = batch, Look(*self._search.common_limit(batch.portions))
+        return known[1]
 
     def finds_nothing(self, batch: Batch, x: np.ndarray) -> bool:
         """Whether the only tensor of a call, dense and flat on the host, has no values that ``look_for`` would find."""

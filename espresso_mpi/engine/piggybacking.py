@@ -12,17 +12,19 @@ import numpy as np
 from ..collectives.bucket_program import BucketProgram
 from ..collectives.executor import Program
 from ..collectives.lanes import LaneRunner
+from ..collectives.messages.sum_calls import NO_LOOK, Look
 from ..collectives.messages.transport import Transport
 from ..collectives.progress import Progress, RoundRobinRunner, interleaved
 from ..options import Options
 from ..state.store import SyncState
 from ..tracing.recording import Recorder
 from . import fast_path
-from .batches import Bucket
+from .batches import Batch, Bucket
 from .calls import PendingCall
 from .dense_piggyback import NOTHING, DensePiggyback, DensePiggybacks, PreparedCall, Summing
 from .jobs import Jobs
 from .negotiation import Piggyback
+from .nonfinite import NonFinite
 from .payload_buckets import PayloadBuckets
 from .programs import Programs
 from .table_piggyback import TablePiggyback, TablePiggybacks
@@ -43,14 +45,20 @@ class Piggybacking:
     _piggybacks: TablePiggybacks
     _fast: dict[int, tuple[Bucket, ...]]
     _window: Any
+    _nonfinite: NonFinite
     _dense: DensePiggybacks
     _arrangements: dict[tuple[int, ...], tuple[Bucket, ...]]
     runner: LaneRunner | RoundRobinRunner
 
     def may_piggyback(self, call: PendingCall) -> bool:
         """Whether the payload of a call may be piggybacked on its header, as far as this is known before its number."""
-        known = call.problem is None and call.batch is not None and self._piggybacks.knows(call.batch)
-        return known and not self._options.debug
+        if call.problem is not None or call.batch is None or self._options.debug:
+            return False
+        return self._piggybacks.knows(call.batch) or self.look(call.batch).due
+
+    def look(self, batch: Batch) -> Look:
+        """How a dense sum searches the values of a call itself; not ``due``: they are to be searched before."""
+        return NO_LOOK if self._window is None else self._nonfinite.look(batch)
 
     def piggyback(self, call: PendingCall, expected: int | None, search: bool = False) -> Piggyback | None:
         """The data of a call that may take the fast path; None if it may not.
@@ -74,7 +82,7 @@ class Piggybacking:
             program = self._piggybacks.program_of(call.number) or self._program_of(small, steps[0])
             arrays = [call.gradients[bucket.members[0][1].index].array for bucket in small]
             return self._piggybacks.piggyback(call.number, program, arrays, jobs, state, search)
-        if search:
+        if search and not self.look(call.batch).due:
             return None
         buckets = self._fast.get(call.number)  # known once the call was run
         if not buckets or fast_path.adds_residual(call.batch, self.sync_state.store):
@@ -82,7 +90,9 @@ class Piggybacking:
         arrays = [gradient.array for gradient in call.gradients]
         if self._window is None:
             return fast_path.Piggyback(self._transport, buckets, arrays)
-        return fast_path.NodePiggyback(self._transport, self._window, buckets, arrays)
+        look = Look(self.look(call.batch).least, due=search)
+        made = fast_path.NodePiggyback(self._transport, self._window, buckets, arrays, look)
+        return made if made.searches or not search else None
 
     def expects(self, number: int) -> bool:
         """Whether the ranks make a call in the way of expected ones, if they expect it."""

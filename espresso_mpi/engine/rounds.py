@@ -9,7 +9,7 @@ from typing import Any
 
 from . import fast_path
 from .calls import PendingCall
-from .dense_piggyback import DensePiggyback, PreparedCall
+from .dense_piggyback import DensePiggyback, PreparedCall, Summing
 from .negotiation import OWN_STATE, Piggyback, RoundResult
 from .settling import Settling
 from .table_piggyback import TablePiggyback
@@ -44,7 +44,9 @@ class Rounds(Settling):
         if expected is not None and not _is_expected(piggyback):
             piggyback = None  # it is declined first, in an ordinary round
         result = None if piggyback is None else self._timed([call], lambda: negotiation.show(call, piggyback))
-        if result is None or result.odd:  # nothing was done
+        if result is not None and result.due and not result.odd:  # the headers differ
+            self._settle([], result, sent)
+        if result is None or result.odd or result.due:  # nothing was done
             with self._driver.changed:
                 self._inbox.append(call)
             return
@@ -70,7 +72,7 @@ class Rounds(Settling):
             return None
         try:
             negotiation, dispatcher = self._negotiation, self._dispatcher
-            header = negotiation.repeated_header(placeholder, signature)
+            header = negotiation.repeated_header(placeholder, signature, isinstance(moves, Summing) and moves.look.due)
             number = placeholder.number
             if header is None or number is None or self._inbox or dispatcher.pending_groups.count:
                 return None
@@ -87,6 +89,8 @@ class Rounds(Settling):
                 return placeholder
             piggyback, ended = DensePiggyback(self._transport, prepared, moves, begun=done), [placeholder]
             driver.wait_in(lambda: self._finish_repeated(placeholder, number, piggyback, ended, real, expected))
+            if not ended:
+                return None
         except BaseException as error:  # an interrupt: the others may have gone on
             self._transport.outlive(moves)
             self.fail(error)
@@ -105,11 +109,17 @@ class Rounds(Settling):
 
         Args:
             piggyback: its data; begun, unless another call is ``expected``.
-            ended: receives the call itself if a rank deviates.
+            ended: receives the call itself if a rank deviates; nothing if it is to be made anew.
         """
         if expected is not None:
             self._decline(expected, piggyback)
         result = self._timed([placeholder], lambda: self._negotiation.show(placeholder, piggyback))
+        if result.odd or result.due:
+            del self.unfinished[id(placeholder)]
+            ended.clear()
+            if not result.odd:  # the headers differ
+                self._settle([], result, self._transport.sent)
+            return
         if piggyback.met:
             for _ in piggyback.rest(self._transport):
                 pass
@@ -150,10 +160,8 @@ class Rounds(Settling):
             waiter.what = front[0].title
         start, waited = time.perf_counter(), waiter.waited
         result = exchange()
-        if isinstance(result.piggyback, DensePiggyback) and result.piggyback.met:
-            return result  # it records the time itself
-        if isinstance(result.piggyback, TablePiggyback) and (result.piggyback.met or result.piggyback.odd):
-            return result  # it has, or there was no exchange
+        if result.odd or (isinstance(result.piggyback, DensePiggyback | TablePiggyback) and result.piggyback.met):
+            return result  # nothing was done, or it records the time itself
         stop, waited = time.perf_counter(), waiter.waited - waited
         if isinstance(result.piggyback, fast_path.Piggyback):
             start, stop = max(start, result.piggyback.began), result.piggyback.met or stop

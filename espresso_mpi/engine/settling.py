@@ -31,6 +31,8 @@ class Settling(Lifecycle):
 
     def _settle(self, front: list[PendingCall], result: RoundResult, sent: Any) -> None:
         """Do what follows from a round; ``sent``: bytes sent before it."""
+        if result.odd:  # of another rank, which looks for such values now, as this one has done
+            return
         if result.fast_path:
             self._run_fast_path(front[0], result, sent)
             return

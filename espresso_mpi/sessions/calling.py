@@ -166,7 +166,8 @@ class Calling(SessionBase):
 
         def allowed(moves: Any) -> bool:
             placeholder.title = title
-            return engine.nonfinite.finds_nothing(batch, moves.x)
+            moves.look = engine.look(batch)
+            return moves.look.due or engine.nonfinite.finds_nothing(batch, moves.x)
 
         return NotImplemented if self._repeat(known, x, None, ordinary, allowed) is NotImplemented else grads
 

@@ -17,10 +17,11 @@ from ..arrays.buffers import Gradient
 from ..collectives import calls, to_root
 from ..collectives.data.layout import Topology
 from ..collectives.data.reduction import ReduceOp, arithmetic
-from ..collectives.messages.agreed import SMALL, Parts
+from ..collectives.messages.agreed import Parts
 from ..collectives.messages.agreement import fingerprint
 from ..collectives.messages.mpi_reduction import operator_of
 from ..collectives.messages.part_sizes import shown
+from ..collectives.messages.sum_calls import SMALL
 from ..collectives.messages.transport import Transport
 from ..collectives.program import check_route
 from ..collectives.progress import Progress

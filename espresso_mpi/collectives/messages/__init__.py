@@ -19,7 +19,7 @@ Agreement:
 - ``leader_gather``, ``node_leaders``, ``dissemination``: the same between nodes, in one compiled call.
 - ``agreed_nodes``: calls over several nodes that begin with the exchange of headers.
 - ``part_sizes``: compares what ranks send to each other with what they expect.
-- ``headers``, ``agreed``, ``agreed_copies``, ``agreed_sums``, ``agreed_joint``: collectives that begin with the
+- ``headers``, ``agreed``, ``agreed_copies``, ``agreed_sums``, ``sum_calls``: collectives that begin with the
   exchange of headers.
 - ``choice``: which way of such a collective is the quickest.
 - ``clocks``: offsets of the clocks of nodes.

@@ -10,7 +10,7 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,16 +19,13 @@ from espresso_mpi.arrays import device
 from espresso_mpi.errors import TransportError
 
 from ..data.combining import combine_rows
-from . import agreed_copies, agreed_sums, cross_memory, headers, joint_reads, shared_memory
+from . import agreed_copies, cross_memory, headers, shared_memory
 from .agreed_copies import ANSWERED, FROM, GIVE, GIVE_AT, LANDS, MARKS, PROCESS, TAKE, TAKE_AT
 from .choice import Choice
-from .single_copy import SingleCopy, refusal
+from .single_copy import SingleCopy
 from .switches import SINGLE_COPY
 from .waiting import Waiter
 from .window_places import ALIGN, CHUNK, WindowPlaces
-
-SMALL = 16 << 10
-"""Bytes up to which every rank sums all rows itself: one barrier, but ``ranks`` times the reading."""
 
 ROOMS = (128 << 10, CHUNK)
 """Bytes that pass the window at once when parts are copied; the quicker is found out. A rank shows a chunk while the
@@ -39,11 +36,9 @@ _PAGE = 4096
 
 Combine = Callable[[Any, Any], None]
 
-_NOTHING: Callable[[], Any] = bool
 _NOWHERE = np.empty(0)
 
 _LOGGED, _PACE = agreed_copies.LOGGED, agreed_copies.PACE
-_TIMES = [agreed_sums.BEGAN, agreed_sums.DONE, agreed_sums.WORKED]
 _MET, _UNEQUAL, _FAILED = (
     _LOGGED + place for place in (shared_memory.MET, agreed_copies.UNEQUAL, agreed_copies.FAILED)
 )
@@ -62,12 +57,14 @@ class Agreed(NamedTuple):
         headers: then, the header of every member.
         saturated: how many sums of this rank were cut to the range of their type.
         unequal: (giver, taker) of a part whose size they know differently; nothing was copied then. None: all fits.
+        odd: whether there are values that must not be summed. Nothing was done then, and ``met`` is 0.
     """
 
     met: float
     headers: Sequence[np.ndarray] = ()
     saturated: int = 0
     unequal: tuple[int, int] | None = None
+    odd: bool = False
 
 
 @dataclass(frozen=True)
@@ -312,134 +309,3 @@ class AgreedReductions(AgreedCopies):
     def _reduce(self) -> None:
         (x, rows), self._arrays = self._arrays, (_NOWHERE, _NOWHERE)
         combine_rows(x, rows, self._me, self._combine)
-
-
-class AgreedSums(AgreedCall):
-    """Sums of arrays of one element type.
-
-    Where a node's ranks may read each other's memory, large arrays take both ways by turns, for each size, as
-    ``AgreedCopies`` do: which one is quicker depends on whether the cores have a cache in common.
-
-    Args:
-        window, waiter: as of ``AgreedCall``.
-        dtype: of the arrays; 16-bit floating-point numbers as their bits.
-        how: from ``reduction.arithmetic``.
-    """
-
-    def __init__(self, window: WindowPlaces, waiter: Waiter, dtype: Any, how: How) -> None:
-        super().__init__(window, waiter)
-        self._setup, self._log = np.zeros(agreed_sums.SETUP, np.int64), np.zeros(shared_memory.LOG, np.int64)
-        self._setup[agreed_sums.CORES] = waiter.cores
-        self._readable = window.readable
-        self._choices: dict[tuple[int, int], tuple[Choice, np.ndarray]] = {}
-        self._choice: tuple[Choice, np.ndarray] | None = None
-        self._how, self._elements, self._run = how, window.elements(dtype), _NOTHING
-        self._arrays = window.arrays
-        width = np.dtype(dtype).itemsize * ALIGN
-        self._room = min(window.half_bytes, CHUNK) // width * ALIGN
-        self._part = min(window.half_bytes, CHUNK) // self._count // width * ALIGN
-
-    def reduce(self, header: np.ndarray, ignored: int, x: np.ndarray, reads: bool = True) -> bool:
-        """Show a header; if those of all members are equal, ``x = reduced over the ranks``, else x stays.
-
-        Members may call ``SharedWindow.gather`` with their header instead: it differs then.
-
-        Args:
-            header, ignored: as of ``AgreedCopies.begin``.
-            x: flat, not empty; equally long at members with equal headers; to be kept until the call is over.
-            reads: whether this rank wants the result; at those that do not, x has no use afterwards.
-
-        Returns:
-            As ``AgreedCopies.begin``.
-        """
-        whole = self._is_whole(x.size, x.nbytes)
-        place, span = self._arrays.lies(x, self._elements[:0])
-        if self._chosen((x.size, 1), whole) and not place[joint_reads.NUMBER]:
-            place = self._readable
-        self._run = partial(agreed_sums.reduce, *self._shown(header, ignored), x, place, span, self._elements,
-                            self._room, self._how, whole, reads, *self._rest())  # fmt: skip
-        return self._begun()
-
-    def _is_whole(self, size: int, nbytes: int) -> bool:
-        """Whether every rank sums all of so many elements; notes what the sum costs, and which rank counts cut sums."""
-        chunks = -(-size // self._room)
-        whole = chunks == 1 and nbytes <= SMALL
-        mine = nbytes if whole else nbytes // self._count  # to a cache line
-        self._cost = chunks, nbytes - mine + mine * (self._count - 1)
-        self._counts = not whole or self._me == 0  # of a whole sum, all see the same ones
-        return whole
-
-    def _chosen(self, size: tuple[int, int], whole: bool) -> bool:
-        """Whether so many elements in so many arrays are to be read by the other ranks.
-
-        From here on the set-up has the times of the latest sum of this size, which the ranks show to each other.
-        """
-        self._choice = None
-        if whole or not self._readable.size:
-            return False
-        found = self._choices.get(size)
-        if found is None:
-            found = self._choices[size] = Choice(2), np.zeros(len(_TIMES), np.int64)
-        self._choice, self._setup[_TIMES] = found, found[1]
-        return found[0].way == 1
-
-    def scatter(self, header: np.ndarray, ignored: int, x: np.ndarray, own: np.ndarray, edges: np.ndarray) -> bool:
-        """As ``reduce``, but ``own`` receives the sum of this rank's region, and x stays.
-
-        Args:
-            edges: int64 of shape (2 · members,): where each one's region begins and ends.
-        """
-        self._choice = None
-        longest = int((edges[1::2] - edges[::2]).max())
-        chunks = -(-longest // self._part)
-        self._cost, self._counts = (chunks, x.nbytes - own.nbytes), True
-        self._run = partial(agreed_sums.scatter, *self._shown(header, ignored), x, edges, longest, self._elements,
-                            self._part, own, self._how, *self._rest())  # fmt: skip
-        return self._begun()
-
-    def finish(self) -> Agreed:
-        """See ``AgreedCall``."""
-        while not self._over:
-            self._window.wait_for(self._window.position[0] + int(self._log[shared_memory.STAGE]) + 1)
-            self._over = bool(self._run())
-        if not self._log[shared_memory.MET]:
-            self._run = _NOTHING
-            self._waiter.waited += int(self._log[shared_memory.WAITED]) * 1e-9
-            return self._differing(int(self._setup[headers.WIDTH]))
-        self._end()
-        refused = int(self._log[shared_memory.REFUSED])
-        if refused:
-            raise refusal(refused)
-        return self.done()
-
-    def _shown(self, header: np.ndarray, ignored: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """What kernels take of the headers."""
-        if header is not self._header:
-            self._take(self._setup, header)
-        self._setup[headers.IGNORED] = ignored
-        return self._setup, self._heads, self._sizes
-
-    def _rest(self) -> tuple[Any, ...]:
-        """What they take last."""
-        window, log = self._window, self._log
-        log.fill(0)
-        epoch, uses = window.position
-        return self.marks, window.flags, window.places, uses, epoch, self._waiter.pace, log
-
-    def _begun(self) -> bool:
-        self._over = bool(self._run())
-        if not self._over or not self._log[shared_memory.MET] or self._log[shared_memory.REFUSED]:
-            return False
-        self._end()
-        return True
-
-    def _end(self) -> None:
-        """The sums are there; nothing refers to the arrays any more."""
-        log, self._run = self._log, _NOTHING
-        self._waiter.waited += int(log[shared_memory.WAITED]) * 1e-9
-        self._ended(max(1, int(log[shared_memory.STAGE])), *self._cost)  # a whole sum has one barrier, and no stages
-        self.saturated = int(log[shared_memory.SATURATED]) if self._counts else 0
-        if self._choice is not None and not self._choice[0].settled:
-            choice, times = self._choice
-            times[:] = self._setup[_TIMES]
-            choice.add(int(self._setup[agreed_sums.TOOK]))

@@ -10,7 +10,8 @@ from espresso_mpi.compressors.kernels.cpu import host
 
 from . import headers, joint_sums, large_sums, shared_memory
 from .agreed_copies import ANSWERED, ASKED, ENDED
-from .shared_memory import BUSY, MET, SATURATED, SHOWN, STAGE, STEP, await_all, copy, store
+from .joint_reads import NUMBER, UNSEARCHED
+from .shared_memory import BUSY, MET, ODD, SATURATED, SEARCH, SHOWN, STAGE, STEP, await_all, copy, store, worked
 from .window_places import COUNT, ME, STARTS, STRIDE
 
 BEGAN, DONE, WORKED, TOOK, CORES, SETUP = range(headers.SETUP, headers.SETUP + 6)
@@ -63,16 +64,30 @@ def _learn(setup, flags, count):  # type: ignore[no-untyped-def]
 
 
 @host.inline
+def _search(places, edges, log):  # type: ignore[no-untyped-def]
+    """Whether the arrays of this rank have no values that must not be summed."""
+    before = worked()
+    log[ODD] = not joint_sums.are_clean(places, edges, 0, edges[places.size], log)
+    log[BUSY] += worked() - before
+    return log[ODD] == 0
+
+
+@host.inline
 def reduce_joint(  # type: ignore[no-untyped-def]
     setup, heads, sizes, x, places, edges, place, span, rows, room, how, whole, reads, marks, flags, window, uses,
     epoch, pace, log,
 ):  # fmt: skip
-    """As ``reduce``, of one or several arrays that count as one; x: see ``large_sums.reduce_large``."""
+    """As ``reduce``, of one or several arrays that count as one; x: see ``large_sums.reduce_large``.
+
+    If this rank finds values that must not be summed before it shows its header, it shows none: nothing has happened.
+    """
     me, count, half = window[ME], window[COUNT], uses % 2
     starts, stride = _starts(window, half, rows.itemsize), window[STRIDE] // rows.itemsize
     if log[STAGE] == 0:
         if log[SHOWN] == 0:
             headers.note(marks, ASKED, log)
+            if log[SEARCH] and place[NUMBER] != UNSEARCHED and not _search(places, edges, log):
+                return True
             if whole:
                 joint_sums.show_all(places, edges, rows, starts[0], stride, me)
             else:
@@ -89,6 +104,8 @@ def reduce_joint(  # type: ignore[no-untyped-def]
         x, places, edges, place, span, rows, starts, room, stride, how, reads, flags, me, count, epoch, pace, log
     ):
         return False
+    if log[ODD]:
+        return True
     headers.note(marks, ENDED, log)
     setup[BEGAN], setup[DONE], setup[WORKED] = marks[ASKED, 0], marks[ENDED, 0], log[BUSY]
     return True

@@ -14,17 +14,34 @@ from numba import carray
 
 from espresso_mpi.compressors.kernels.cpu import host
 
+from ..data.magnitudes import in_range
 from . import cross_memory
-from .joint_sums import array_of, share_of, sum_span
-from .shared_memory import BUSY, REFUSED, SATURATED, SHOWN, STAGE, STEP, await_all, numbers_at, store, worked
+from .joint_sums import are_clean, array_of, found_odd, read, share_of, show_odd, sum_span, write
+from .shared_memory import (
+    BUSY,
+    LEAST,
+    ODD,
+    REFUSED,
+    SATURATED,
+    SAVED,
+    SHOWN,
+    STAGE,
+    STEP,
+    UNDO,
+    await_all,
+    numbers_at,
+    store,
+    worked,
+)
 
 NUMBER, OFFSET, STRIDE, READ, ERRNO, PLACE = range(6)
 """Places of what says where an array lies, int64, and its length: the number of the block of ``shared_arrays``, 0 if it
 is in none; the byte at which the array begins in the part of its rank; and elements from part to part. Of an array that
-others may read, the number is ``READABLE``. Then come the addresses of the functions that read and that say where the
+others may read, the number is ``READABLE``, or ``UNSEARCHED`` if they are to search what they read for values that must
+not be summed. Then come the addresses of the functions that read and that say where the
 error is, and behind these the numbers of the processes of all ranks."""
 
-READABLE = -1
+READABLE, UNSEARCHED = -1, -2
 
 SHOWN_PLACE = 3
 """Where, behind a rank's flag, it shows the first two of them; the offset with a bit that says whether it reads."""
@@ -79,21 +96,71 @@ def _read(here, to, edges, first, last, there, itemsize, rank, place, pieces, lo
 
 
 @host.inline
+def _unsearched(rank, flags):  # type: ignore[no-untyped-def]
+    """Whether the others are to search what they read of a rank."""
+    return flags[rank * STEP + SHOWN_PLACE] == UNSEARCHED
+
+
+@host.inline
+def _part_is_clean(places, edges, first, last, to, room, flags, me, count, log):  # type: ignore[no-untyped-def]
+    """Whether elements [first, last) of all ranks may be summed, where they were not searched before.
+
+    Args:
+        to: the address where those of the first rank were put; room: bytes from rank to rank.
+    """
+    for rank in range(count):
+        if not _unsearched(rank, flags):
+            continue
+        if rank == me:
+            clean = are_clean(places, edges, first, last, log)
+        else:
+            clean = in_range(to + rank * room, last - first, log[LEAST])
+        if not clean:
+            return False
+    return True
+
+
+@host.inline
+def _saved(rows, size, log):  # type: ignore[no-untyped-def]
+    """The memory where this rank keeps what its share was, so many elements of it."""
+    return carray(numbers_at(log[UNDO], rows), (size,))
+
+
+@host.inline
 def _sum_read(places, edges, place, rows, start, stride, how, flags, me, count, log):  # type: ignore[no-untyped-def]
-    """The own share of the sum."""
+    """The own share of the sum, up to values that must not be summed; what it was is saved if there may be any."""
     size, pieces, nowhere = rows.itemsize, np.empty(cross_memory.PIECES, np.int64), places[:0]
     length = ROOM // count // size
     parts = np.empty(count * length, rows.dtype)
     a, b = share_of(me, edges[places.size], count)
+    to, search, odd = parts.ctypes.data, False, False
+    for rank in range(count):
+        search = search or _unsearched(rank, flags)
     for first in range(a, b, length):
         last = min(b, first + length)
         for k in range(1, count):
             rank = (me + k) % count
             there = _places_of(rank, rows, start, stride, places.size, flags)
-            to = parts.ctypes.data + rank * length * size
-            _read(nowhere, to, edges, first, last, there, size, rank, place, pieces, log)
+            _read(nowhere, to + rank * length * size, edges, first, last, there, size, rank, place, pieces, log)
+        if search and log[REFUSED] == 0:
+            odd = not _part_is_clean(places, edges, first, last, to, length * size, flags, me, count, log)
+            if odd:
+                break
+            write(places, edges, first, last, _saved(rows, last - a, log)[first - a :])
+            log[SAVED] = last - a
         log[SATURATED] += sum_span(places, edges, first, last, parts, length, count, me, how)
     flags[me * STEP + _REFUSED_PLACE] = log[REFUSED]
+    show_odd(flags, me, odd)
+
+
+@host.inline
+def _undone(places, edges, rows, flags, me, count, log):  # type: ignore[no-untyped-def]
+    """Whether a rank has found values that must not be summed; the own share is then what it was."""
+    log[ODD] = log[REFUSED] == 0 and found_odd(flags, count)
+    if log[ODD]:
+        a, _ = share_of(me, edges[places.size], count)
+        read(places, edges, a, a + log[SAVED], _saved(rows, log[SAVED], log))
+    return log[ODD] != 0
 
 
 @host.inline
@@ -116,13 +183,16 @@ def by_reads(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """The joint array becomes the sum over the ranks where it is read; elsewhere it has no use afterwards.
 
-    Three barriers: all are here and have shown their places, all have summed, all have read.
+    Three barriers: all are here and have shown their places, all have summed, all have read. If a rank has found values
+    that must not be summed, all restore their shares after the second one, and that is the last.
 
     Args: as of ``joint_sums.by_chunks``; place: see ``PLACE``; start: where the first row begins.
     """
     while log[STAGE] < 3:
         if log[SHOWN] == 0:
             before = worked()
+            if log[STAGE] == 2 and _undone(places, edges, rows, flags, me, count, log):
+                return True
             if log[STAGE] == 1:
                 _sum_read(places, edges, place, rows, start, stride, how, flags, me, count, log)
             else:

@@ -10,7 +10,25 @@ from numba import carray
 
 from espresso_mpi.compressors.kernels.cpu import host
 
-from .shared_memory import BUSY, SATURATED, SHOWN, STAGE, STEP, await_all, copy, numbers_at, store, sum_rows, worked
+from ..data.magnitudes import in_range
+from .shared_memory import (
+    BUSY,
+    LEAST,
+    ODD,
+    SATURATED,
+    SHOWN,
+    STAGE,
+    STEP,
+    await_all,
+    copy,
+    numbers_at,
+    store,
+    sum_rows,
+    worked,
+)
+
+_ODD_PLACE = 6
+"""Where, behind a rank's flag, it shows that it has found values that must not be summed."""
 
 
 @host.inline
@@ -42,7 +60,34 @@ def _piece(places, edges, array, first, last, like):  # type: ignore[no-untyped-
 
 
 @host.inline
-def _write(places, edges, first, last, row):  # type: ignore[no-untyped-def]
+def are_clean(places, edges, first, last, log):  # type: ignore[no-untyped-def]
+    """Whether no float32 in elements [first, last) of the joint array is too large to be summed, or no number."""
+    array = array_of(edges, first)
+    while array < places.size and edges[array] < last:
+        a, b = max(first, edges[array]), min(last, edges[array + 1])
+        if not in_range(places[array] + 4 * (a - edges[array]), b - a, log[LEAST]):
+            return False
+        array += 1
+    return True
+
+
+@host.inline
+def show_odd(flags, me, odd):  # type: ignore[no-untyped-def]
+    """Show whether this rank has found values that must not be summed."""
+    flags[me * STEP + _ODD_PLACE] = odd
+
+
+@host.inline
+def found_odd(flags, count):  # type: ignore[no-untyped-def]
+    """Whether a rank shows that it has."""
+    found = False
+    for rank in range(count):
+        found = found or flags[rank * STEP + _ODD_PLACE] != 0
+    return found
+
+
+@host.inline
+def write(places, edges, first, last, row):  # type: ignore[no-untyped-def]
     """Copy elements [first, last) of the joint array to a row."""
     array = array_of(edges, first)
     while array < places.size and edges[array] < last:
@@ -52,7 +97,7 @@ def _write(places, edges, first, last, row):  # type: ignore[no-untyped-def]
 
 
 @host.inline
-def _read(places, edges, first, last, row):  # type: ignore[no-untyped-def]
+def read(places, edges, first, last, row):  # type: ignore[no-untyped-def]
     """Copy elements [first, last) of the joint array from a row."""
     array = array_of(edges, first)
     while array < places.size and edges[array] < last:
@@ -75,7 +120,7 @@ def sum_span(places, edges, first, last, span, stride, count, me, how):  # type:
 @host.inline
 def show_all(places, edges, rows, start, stride, me):  # type: ignore[no-untyped-def]
     """Write the joint array to the own row, in which it has room."""
-    _write(places, edges, 0, edges[places.size], rows[start + me * stride :])
+    write(places, edges, 0, edges[places.size], rows[start + me * stride :])
 
 
 @host.inline
@@ -91,8 +136,8 @@ def show_shares(places, edges, chunk, rows, start, room, stride, me, count):  # 
     size = min(room, edges[places.size] - first)
     a, b = share_of(me, size, count)
     row = start + me * stride
-    _write(places, edges, first, first + a, rows[row:])
-    _write(places, edges, first + b, first + size, rows[row + b :])
+    write(places, edges, first, first + a, rows[row:])
+    write(places, edges, first + b, first + size, rows[row + b :])
 
 
 @host.inline
@@ -100,7 +145,7 @@ def _sum_share(places, edges, first, size, rows, start, stride, how, me, count):
     """Sum the own share of a chunk, and show it; returns as ``sum_rows``."""
     a, b = share_of(me, size, count)
     saturated = sum_span(places, edges, first + a, first + b, rows[start + a :], stride, count, me, how)
-    _write(places, edges, first + a, first + b, rows[start + me * stride + a :])
+    write(places, edges, first + a, first + b, rows[start + me * stride + a :])
     return saturated
 
 
@@ -110,7 +155,7 @@ def _read_shares(places, edges, first, size, rows, start, stride, me, count):  #
     for k in range(1, count):
         rank = (me + k) % count
         a, b = share_of(rank, size, count)
-        _read(places, edges, first + a, first + b, rows[start + rank * stride + a :])
+        read(places, edges, first + a, first + b, rows[start + rank * stride + a :])
 
 
 @host.inline
@@ -126,7 +171,7 @@ def by_chunks(  # type: ignore[no-untyped-def]
         edges: int64: where each begins in the joint array, and where that ends.
         rows, starts, room, stride, how: as of ``large_sums.reduce_large``.
         reads: whether this rank wants the shares of the others.
-        more: barriers before the first chunk is shown.
+        more: barriers before the first chunk is shown. If there is one, ranks ``show_odd`` behind it.
         log: as of ``shared_memory.barrier``; ``SHOWN`` is 1 at first if the first chunk is shown, and this rank has
             arrived.
     """
@@ -144,6 +189,9 @@ def by_chunks(  # type: ignore[no-untyped-def]
         if not await_all(flags, count, epoch + log[STAGE] + 1, pace, log):
             return False
         log[STAGE] += 1
+        if more and log[STAGE] == more + 1 and found_odd(flags, count):
+            log[ODD] = 1
+            return True
         before = worked()
         if second == 0:
             log[SATURATED] += _sum_share(places, edges, first, size, rows, start, stride, how, me, count)

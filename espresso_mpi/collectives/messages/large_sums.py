@@ -14,7 +14,7 @@ from espresso_mpi.compressors.kernels.cpu import host
 
 from ..data.reduction import sum_block
 from . import joint_reads, joint_sums
-from .joint_reads import NUMBER, OFFSET, READABLE, SHOWN_PLACE, STRIDE
+from .joint_reads import NUMBER, OFFSET, SHOWN_PLACE, STRIDE, UNSEARCHED
 from .joint_sums import share_of
 from .shared_memory import BLOCK, SATURATED, SHOWN, STAGE, STEP, WAY, await_all, copy, store
 
@@ -37,7 +37,7 @@ def show_first(places, edges, place, rows, start, room, stride, reads, flags, me
     Args: as of ``reduce_large``; start: where the first row begins.
     """
     flags[me * STEP + SHOWN_PLACE], flags[me * STEP + SHOWN_PLACE + 1] = place[NUMBER], 2 * place[OFFSET] + reads
-    if place[NUMBER] == READABLE:
+    if place[NUMBER] < 0:
         joint_reads.show_places(places, rows, start, stride, flags, me)
     elif place[NUMBER] == 0:
         joint_sums.show_shares(places, edges, 0, rows, start, room, stride, me, count)
@@ -50,7 +50,7 @@ def _way(flags, count):  # type: ignore[no-untyped-def]
     for rank in range(count):
         number, offset = flags[rank * STEP + SHOWN_PLACE], flags[rank * STEP + SHOWN_PLACE + 1] // 2
         within += number > 0
-        readable += number == READABLE
+        readable += number < 0
         alike = alike and number == flags[SHOWN_PLACE] and offset == flags[SHOWN_PLACE + 1] // 2
     if readable == count:
         return _BY_READS
@@ -104,6 +104,10 @@ def reduce_large(  # type: ignore[no-untyped-def]
         if log[WAY] == _WHERE_THEY_LIE:
             log[SATURATED] += _sum_where_they_lie(x, span, place[STRIDE], how, flags, me, count)
             store(flags, me * STEP, epoch + 2)
+        if log[WAY] == _ANEW:
+            search = place[NUMBER] == UNSEARCHED
+            clean = not search or joint_sums.are_clean(places, edges, 0, edges[places.size], log)
+            joint_sums.show_odd(flags, me, not clean)
         if log[WAY] != _BY_WINDOW:
             log[STAGE], log[SHOWN] = 1, 0
     if log[WAY] == _BY_READS:

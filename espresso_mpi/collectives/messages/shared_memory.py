@@ -22,8 +22,13 @@ from ..data.reduction import sum_block
 LINE = 128
 """Bytes between flags: two cache lines, for processors fetch them in pairs."""
 
-WAITED, STAGE, SATURATED, SHOWN, MET, WAY, REFUSED, BUSY, LOG = range(9)
-"""Places in a kernel's log of int64, and its length: what it reports, and where it was when it returned early."""
+WAITED, STAGE, SATURATED, SHOWN, MET, WAY, REFUSED, BUSY, LEAST, SEARCH, UNDO, SAVED, ODD, LOG = range(14)
+"""Places in a kernel's log of int64, and its length: what it reports, and where it was when it returned early.
+
+Three are set before, of sums of float32: ``LEAST``, the bits of the least magnitude that must not be summed, 0 if all
+may; ``SEARCH``, whether the arrays of this rank are still to be searched for such; and ``UNDO``, the address of room
+for this rank's share, of which ``SAVED`` elements are kept there. ``ODD`` becomes 1 if there are such values: then the
+arrays are as before."""
 
 STEP = LINE // 8
 """Numbers between flags. Behind a rank's flag are the sizes of what it shows in each half (``gather``), and where its

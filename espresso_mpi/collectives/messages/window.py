@@ -20,11 +20,11 @@ from espresso_mpi.arrays.addresses import addresses
 
 from ..data import reduction
 from . import large_sums, shared_memory
-from .agreed import SMALL, Agreed, How
-from .agreed_joint import AgreedJointSums
+from .agreed import Agreed, How
 from .joint import JointArray, JointRegions
 from .joint_reads import NUMBER
 from .shared_arrays import NOWHERE, Lies, SharedArrays
+from .sum_calls import SMALL, AgreedSums, Look
 from .waiting import Waiter
 from .window_kernels import WindowKernels, require_read
 from .window_places import ALIGN as _ALIGN
@@ -79,7 +79,7 @@ class SharedWindow(WindowKernels):
         memory = memory[-memory.ctypes.data % _PAGE :]  # the same on every rank: maps begin at pages
         self._flags, self._memory = memory[:flags].view(np.int64), memory[flags : size - _PAGE]
         self._known: dict[tuple[np.dtype[Any], int, bool], _Rows] = {}
-        self._sums: dict[tuple[np.dtype[Any], How], AgreedJointSums] = {}
+        self._sums: dict[tuple[np.dtype[Any], How], AgreedSums] = {}
         self._epoch = self._uses = 0
         self.bytes_sent, self.arrays = 0, SharedArrays(local)
         if local.rank == 0:
@@ -207,15 +207,17 @@ class SharedWindow(WindowKernels):
         room = out.size // self._count
         self._run(shared_memory.gather, 1, mine, out, room, sizes, rows.flat, rows.start, rows.stride, half)
 
-    def agreed_allreduce(self, header: np.ndarray, ignored: int, x: np.ndarray, how: How) -> Agreed:
+    def agreed_allreduce(self, header: np.ndarray, ignored: int, x: np.ndarray, how: How, look: Look) -> Agreed:
         """See ``AgreedSums.reduce``; ``how``: from ``reduction.arithmetic``."""
         sums = self._agreed(x.dtype, how)
-        return sums.done() if sums.reduce(header, ignored, x) else sums.finish()
+        return sums.done() if sums.reduce(header, ignored, x, look=look) else sums.finish()
 
-    def agreed_allreduce_joint(self, header: np.ndarray, ignored: int, joint: JointArray, how: How) -> Agreed:
+    def agreed_allreduce_joint(
+        self, header: np.ndarray, ignored: int, joint: JointArray, how: How, look: Look
+    ) -> Agreed:
         """As ``agreed_allreduce``, of several arrays."""
         sums = self._agreed(joint.arrays[0].dtype, how)
-        return sums.done() if sums.reduce_joint(header, ignored, joint) else sums.finish()
+        return sums.done() if sums.reduce_joint(header, ignored, joint, look) else sums.finish()
 
     @property
     def handle(self) -> Any:
@@ -229,10 +231,10 @@ class SharedWindow(WindowKernels):
         del self._flags, self._memory, self._known, self._sums
         self._win.Free()
 
-    def _agreed(self, dtype: np.dtype[Any], how: How) -> AgreedJointSums:
+    def _agreed(self, dtype: np.dtype[Any], how: How) -> AgreedSums:
         sums = self._sums.get((dtype, how))
         if sums is None:
-            sums = self._sums[dtype, how] = AgreedJointSums(self, self._waiter, dtype, how)
+            sums = self._sums[dtype, how] = AgreedSums(self, self._waiter, dtype, how)
         return sums
 
     def _reduce_small(self, x: np.ndarray, dtype: str, reduce_op: reduction.ReduceOp) -> int:

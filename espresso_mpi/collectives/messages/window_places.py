@@ -55,6 +55,7 @@ class WindowPlaces:
     _me: int
     _epoch: int
     _uses: int
+    _undo: np.ndarray = np.empty(0, np.uint8)
     bytes_sent: int
     arrays: SharedArrays
     single: SingleCopy = SingleCopy((), "not tried")
@@ -103,6 +104,12 @@ class WindowPlaces:
     def readable(self) -> np.ndarray:
         """What says that an array may be read by the other members, see ``joint_reads.PLACE``; empty: it may not."""
         return readable(self.single)
+
+    def room_to_undo(self, nbytes: int) -> int:
+        """The address of so many bytes, of this rank alone and the same for all collectives, which come one by one."""
+        if self._undo.size < nbytes:
+            self._undo = np.empty(nbytes, np.uint8)
+        return device.begin_of(self._undo)
 
     @contextmanager
     def uncounted(self) -> Iterator[None]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import espresso_mpi
-from espresso_mpi.collectives.messages import agreed, agreed_copies, single_copy
+from espresso_mpi.collectives.messages import agreed, agreed_copies, single_copy, sum_calls
 from espresso_mpi.collectives.messages.single_copy import SingleCopy
 from espresso_mpi.engine import negotiation
 from espresso_mpi.engine.call_failures import numbers_in
@@ -388,7 +388,7 @@ def test_a_copy_that_fails_is_an_error_of_all_ranks(world, monkeypatch, way):
 
 def test_a_sum_that_cannot_be_read_is_an_error_of_all_ranks(world, monkeypatch):
     """The ranks that could read would have a wrong sum."""
-    monkeypatch.setattr(agreed, "Choice", Fixed)
+    monkeypatch.setattr(sum_calls, "Choice", Fixed)
     monkeypatch.setattr(Fixed, "wanted", 1)
     session = espresso_mpi.Session(timeout=60.0)
     if not session._transport.single_copy:

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from espresso_mpi.collectives.messages import agreed
+from espresso_mpi.collectives.messages import sum_calls
 from espresso_mpi.collectives.messages.choice import Choice
 from espresso_mpi.collectives.messages.single_copy import SingleCopy
 from espresso_mpi.engine import fast_path
@@ -23,11 +23,11 @@ SIZES = {"small": (1, 200, 3), "chunk": (40_000, 7, 60_000), "large": (300_001, 
 
 @pytest.fixture(params=["window", "reads", "chosen"])
 def way(request, monkeypatch):
-    """Sums pass the window, are read from the memory of other ranks, or both by turns."""
+    """Sums pass the window, are read from the memory of other ranks (and searched then, if due), or by turns."""
     if request.param == "window":
         monkeypatch.setenv("ESPRESSO_SINGLE_COPY", "0")
     if request.param == "reads":
-        monkeypatch.setattr(agreed, "Choice", Fixed)
+        monkeypatch.setattr(sum_calls, "Choice", Fixed)
         monkeypatch.setattr(Fixed, "wanted", 1)
     return request.param
 
@@ -122,19 +122,76 @@ def test_a_rank_that_makes_another_call(world, open_session, way, sums):
     assert sums == [1] * 3
 
 
-def test_a_value_that_is_not_finite_changes_nothing(world, open_session, way):
-    session, me = opened(open_session, way), world.rank
-    for step in range(4):
-        given = {f"t{n}": values(me, step, n, 30_000, "float32") for n in range(3)}
-        if step == 2 and me == 0:
-            given["t1"][17] = np.inf
+NUMBERS = {"several": (30_000, 600_000, 7), "one": (600_000,), "short": (400,)}
+
+
+@pytest.mark.parametrize("who", ["sums search", "one has searched"])
+@pytest.mark.parametrize("sizes", NUMBERS)
+def test_values_that_are_not_finite_change_nothing(world, open_session, way, sizes, who, monkeypatch):
+    """Wherever they are: in the share of the rank itself or of another one, in its first part or behind sums."""
+    session, me, size, sizes = opened(open_session, way), world.rank, world.size, NUMBERS[sizes]
+    places = itertools.product(range(len(sizes)), (0.0, 0.49, 0.74, 1.0), (0, size - 1), (np.nan,))
+    found = []
+    for step, (tensor, place, rank, value) in enumerate(itertools.chain([(0, 0.0, -1, 0.0)] * 4, places)):
+        given = {f"t{n}": values(me, step, n, one, "float32") for n, one in enumerate(sizes)}
+        if me == rank:
+            given[f"t{tensor}"][round(place * (sizes[tensor] - 1))] = value
         before = {name: x.copy() for name, x in given.items()}
-        if step == 2:
-            with pytest.raises(NonFiniteError, match="t1"):
-                session.sync(given)
-            assert all(given[name].tobytes() == x.tobytes() for name, x in before.items())
-        else:
+        if step == 4 and who == "one has searched" and me == 1:  # as a call that does not begin at once
+            monkeypatch.setattr(session._engine, "repeat", lambda *arguments: None)
+            monkeypatch.setattr(session._engine._dispatcher, "may_piggyback", lambda call: False)
+        if rank < 0:
             session.sync(given)
+            continue
+        with pytest.raises(NonFiniteError, match=f"rank {rank} .*'t{tensor}'"):
+            session.sync(given)
+        found.append(all(given[name].tobytes() == x.tobytes() for name, x in before.items()))
+        again = {f"t{n}": values(me, step, n, one, "float32") for n, one in enumerate(sizes)}
+        session.sync(again)
+        for n, one in enumerate(sizes):
+            assert again[f"t{n}"].tobytes() == mean(size, step, n, one, "float32").tobytes(), (step, n)
+    assert all(found)
+
+
+@pytest.mark.parametrize("odd_rank", [0, 1])
+def test_a_rank_whose_array_is_memory_of_the_node(world, open_session, way, odd_rank):
+    """The others' arrays are not, so all pass the window: what the sum was left to search is searched then."""
+    session, size, me, n = opened(open_session, way), world.size, world.rank, 300_000
+    arena = session.empty(n)
+    for step in range(9):
+        x = values(me, step, 0, n, "float32")
+        if me == 0:
+            arena[:], x = x, arena
+        if step == 6 and me == odd_rank:
+            x[n // 2] = np.nan
+        before = x.copy()
+        if step == 6:
+            with pytest.raises(NonFiniteError, match=f"rank {odd_rank} "):
+                session.sync(x)
+        else:
+            session.sync(x)
+        assert x.tobytes() == (before if step == 6 else mean(size, step, 0, n, "float32")).tobytes(), step
+
+
+def test_sums_that_leave_the_range_are_made_with_smaller_values(world, open_session, way):
+    """The search in the sum finds them, and the call is made anew."""
+    session = opened(open_session, way)
+    for step in range(8):
+        given = {f"t{n}": np.full(n, 3e38 if step > 3 else 1.0, np.float32) for n in (5, 400_000)}
+        session.sync(given)
+        assert all((x == np.float32(3e38 if step > 3 else 1.0)).all() for x in given.values())
+
+
+def test_calls_of_which_nothing_else_is_searched_are_searched_by_the_sum(world, open_session, way, monkeypatch):
+    session, looked = opened(open_session, way), []
+    look_for = session._engine.nonfinite.look_for
+    monkeypatch.setattr(
+        session._engine.nonfinite, "look_for", lambda call, batch: looked.append(call) or look_for(call, batch)
+    )
+    for number in (1, 3):
+        for step in range(4):
+            session.sync({f"t{n}": values(world.rank, step, n, 100_000, "float32") for n in range(number)})
+    assert len(looked) == 2, "only the first call of each kind"
 
 
 def test_a_read_that_fails_on_one_rank_is_an_error_on_all_ranks(world, open_session, way):
