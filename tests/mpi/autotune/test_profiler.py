@@ -58,7 +58,7 @@ def test_every_route_can_be_priced(world, opened, nodes):
     assert len(set(world.allgather(json.dumps(found.to_json())))) == 1
     assert Profile.from_json(json.loads(json.dumps(found.to_json()))) == found
     for method in ("int8", "randomk:ratio=0.1"):
-        for route in routes(("cpu",), linear=method != "int8"):
+        for route in routes(("cpu",), linear=method != "int8")[world.rank :: world.size]:  # all have one profile
             strategy = Strategy(method if route.compressed else "none", route)
             steps = operations(strategy, SIZES[1], found)
             assert steps and all(step.seconds >= 0 for step in steps)
