@@ -120,7 +120,7 @@ class PendingCall:
         self.gpu, self.arrival, self.watch, self.exchange = gpu, arrival, watch, exchange
         self.search: GpuSearch | None = None
         self.number: int | None = None
-        self.shown: tuple[int, np.ndarray | None] = -1, None
+        self.shown: tuple[tuple[int, bool], np.ndarray | None] = (-1, False), None
         self.bad: dict[str, str] = {}
         self.large: frozenset[int] = frozenset()
         self.announced = self.noticed = False

@@ -20,7 +20,7 @@ from ..collectives.messages.agreed import Agreed, AgreedCopies, AgreedReductions
 from ..collectives.messages.agreed_nodes import NodeAgreement, NodeSums
 from ..collectives.messages.mpi_reduction import operator_of
 from ..collectives.messages.part_sizes import size_error
-from ..collectives.messages.sum_calls import AgreedSums, Look
+from ..collectives.messages.sum_calls import NO_CHECK, AgreedSums
 from ..collectives.messages.transport import Transport
 from ..collectives.messages.window import SharedWindow
 from ..collectives.progress import Progress
@@ -31,6 +31,7 @@ from . import fast_path
 from .batches import Bucket
 
 _NOT_YET, _NO_PARTS = Agreed(0.0), Parts((), (), (), (), shared=True)
+_CHECK = LedgerInterval("check", "", agreed_copies.BEGUN, agreed_copies.ASKED)
 _AGREE = LedgerInterval("agree", "", agreed_copies.ASKED, agreed_copies.ANSWERED, share=(0.0, 1.0))
 
 
@@ -70,7 +71,7 @@ class PreparedCall:
     """What runs a collective again and again.
 
     Args:
-        agreed: the compiled call; wire: the interval to report beside the agreement, of a tensor in statistics.
+        agreed: the compiled call; wire: the intervals to report beside the agreement.
         rest: makes what is to be done after it of a call's data; None: nothing.
 
     Attributes:
@@ -84,7 +85,7 @@ class PreparedCall:
         *wire: LedgerInterval,
         rest: Callable[[Summing], Progress] | None = None,
     ) -> None:
-        self.agreed, self._tensors, self.rest = agreed, len(wire), rest
+        self.agreed, self._tensors, self.rest = agreed, sum(1 for one in wire if one.tensor), rest
         self._ledger = ledger = Ledger(recorder, [_AGREE, *wire], agreed_copies.MARKS)
         agreed.marks, agreed.place = ledger.row, ledger.place
 
@@ -187,10 +188,10 @@ class Summing:
         x: flat; reads: whether this rank wants the result.
 
     Attributes:
-        look: for values that must not be summed, where the sum itself does so.
+        check: of the values, where the sum itself makes it.
     """
 
-    rest, look = None, Look()
+    rest, check = None, NO_CHECK
 
     def __init__(self, x: np.ndarray, reads: bool) -> None:
         self.x, self.reads = x, reads
@@ -198,10 +199,15 @@ class Summing:
     def begin(self, agreed: AgreedSums | NodeSums | NodeAgreement, header: np.ndarray, ignored: int) -> bool:
         """See ``PiggybackData``."""
         if isinstance(agreed, AgreedSums):
-            return agreed.reduce(header, ignored, self.x, self.reads, self.look)
+            return agreed.reduce(header, ignored, self.x, self.reads, self.check)
         if isinstance(agreed, NodeSums):
             return agreed.reduce(header, ignored, self.x, self.reads)
         return agreed.agree(header, ignored)
+
+
+def is_unsearched(moves: Any) -> bool:
+    """Whether only the sum looks for values that must not be summed."""
+    return isinstance(moves, Summing) and moves.check.pending
 
 
 class Agreeing:
@@ -272,13 +278,13 @@ class DensePiggyback:
 
     @property
     def odd(self) -> bool:
-        """Whether there are values that must not be summed: nothing was done."""
+        """Whether there are values that must not be summed: the arrays are as before."""
         return self.agreed.odd
 
     @property
-    def due(self) -> bool:
-        """Whether the sum looks for such values."""
-        return isinstance(self._moves, Summing) and self._moves.look.due
+    def unsearched(self) -> bool:
+        """Whether only the sum looks for such values."""
+        return is_unsearched(self._moves)
 
     def rest(self, transport: Transport) -> Progress:
         """What is to be done now that all ranks have met."""
@@ -371,7 +377,7 @@ class DensePiggybacks:
         count = self._window.count
         sent = x.nbytes - x.nbytes // count + x.nbytes // count * (count - 1)
         agreed = AgreedSums(self._window, self._transport.waiter, x.dtype, how)
-        return PreparedCall(agreed, self._recorder, _wire(bucket, "flat", sent, 0))
+        return PreparedCall(agreed, self._recorder, _CHECK, _wire(bucket, "flat", sent, 0))
 
     def _on_nodes(self, bucket: Bucket, x: np.ndarray, header_size: int) -> PreparedCall:
         transport = self._transport

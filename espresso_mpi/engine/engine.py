@@ -11,7 +11,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 
-from ..collectives.messages.sum_calls import Look
+from ..collectives.messages.sum_calls import ValueCheck
 from ..collectives.messages.transport import Transport
 from ..errors import ConfigError, MismatchError, PlanError, StateError
 from ..options import Options
@@ -151,9 +151,9 @@ class Engine(Rounds):
             call.error = error
         self._finish(call)
 
-    def look(self, batch: Batch) -> Look:
+    def value_check(self, batch: Batch) -> ValueCheck:
         """See ``Dispatcher``."""
-        return self._dispatcher.look(batch)
+        return self._dispatcher.value_check(batch)
 
     # --- negotiation rounds -------------------------------------------------------------------------------------------
 

@@ -22,7 +22,7 @@ from ..collectives.messages.agreed import How
 from ..collectives.messages.agreed_nodes import ALIGN, Stages, mean_of_rows
 from ..collectives.messages.agreement import gather_small
 from ..collectives.messages.joint import JointArray
-from ..collectives.messages.sum_calls import Look
+from ..collectives.messages.sum_calls import ValueCheck
 from ..collectives.messages.transport import Transport
 from ..collectives.messages.window import SharedWindow
 from ..state.store import StateStore
@@ -42,13 +42,13 @@ class Piggyback:
 
     Attributes:
         met: when this rank saw that all bring the same call. 0: it has not.
-        began: when the exchange of headers began, if something was done before it; else 0.
+        began: when the exchange of headers began, if values were searched before it; else 0.
         saturated: sums of this rank that were cut to the range of their type.
-        odd: whether there are values that must not be summed: nothing was done.
-        due: whether the sum looks for such values.
+        odd: whether there are values that must not be summed: the arrays are as before.
+        unsearched: whether only the sum looks for such values.
     """
 
-    odd = due = False
+    odd = unsearched = False
 
     def __init__(self, transport: Transport, buckets: Sequence[Bucket], arrays: Sequence[Any]) -> None:
         self._transport, self._buckets = transport, buckets
@@ -99,20 +99,25 @@ class NodePiggyback(Piggyback):
 
     Args:
         window: of all ranks.
-        look: for values that must not be summed.
+        check: for values that must not be summed.
 
     Attributes:
         whole: whether the arrays of this rank are summed as one that lies in memory of all ranks of the node.
     """
 
     def __init__(
-        self, transport: Transport, window: SharedWindow, buckets: Sequence[Bucket], arrays: Sequence[Any], look: Look
+        self,
+        transport: Transport,
+        window: SharedWindow,
+        buckets: Sequence[Bucket],
+        arrays: Sequence[Any],
+        check: ValueCheck,
     ) -> None:
         super().__init__(transport, buckets, arrays)
         kinds = dict[tuple[str, bool], list[int]]()
         for number, bucket in enumerate(buckets):
             kinds.setdefault((bucket.dtype, bucket.total), []).append(number)
-        self._window, self._kinds, self._look, self.due = window, [*kinds.values()], look, look.due
+        self._window, self._kinds, self._check, self.unsearched = window, [*kinds.values()], check, check.pending
         first, inside = self._arrays_of(0), [array for array in arrays if array.size]
         joined = window.arrays.joined(inside) if len(kinds) == 1 and len(first) > 1 else None
         self._first: list[Any] = first if joined is None else [joined]
@@ -128,14 +133,14 @@ class NodePiggyback(Piggyback):
         arrays, how = self._first, self._how(0)
         try:
             if len(arrays) == 1:
-                agreed = self._window.agreed_allreduce(header, ignored, arrays[0], how, self._look)
+                agreed = self._window.agreed_allreduce(header, ignored, arrays[0], how, self._check)
             else:
                 with aligned(arrays) as joint:
-                    agreed = self._window.agreed_allreduce_joint(header, ignored, joint, how, self._look)
+                    agreed = self._window.agreed_allreduce_joint(header, ignored, joint, how, self._check)
         except BaseException:
             self._transport.outlive(arrays)  # other ranks may still read them
             raise
-        self.met, self.saturated, self.odd = agreed.met, agreed.saturated, agreed.odd
+        self.met, self.saturated, self.odd, self.began = agreed.met, agreed.saturated, agreed.odd, agreed.asked
         return agreed.headers
 
     def finish(self, messages: Sequence[np.ndarray], header_size: int, before: Mapping[str, int]) -> Iterator[Summed]:

@@ -28,12 +28,12 @@ from .diagnostics import CallKey, Content, absent_error
 from .expectation import Expectation
 from .table_piggyback import TablePiggyback
 
-_NEWS, _BLOCKED, _STUCK, _FAST_PATH, _WHOLE, _DUE = 1, 2, 4, 8, 16, 32
+_NEWS, _BLOCKED, _STUCK, _FAST_PATH, _WHOLE, _UNSEARCHED = 1, 2, 4, 8, 16, 32
 """Flags of a rank: it has new calls, a thread waits, it has made no progress for a while; that data travel with the
 header: those of the call as ``fast_path`` has them, or all of them as one array; and that their values are searched by
-the sum, so that the rank has made no call if the headers differ."""
+the sum only, so that the rank has made no call if the headers differ."""
 
-OWN_STATE = _BLOCKED | _STUCK | _DUE
+OWN_STATE = _BLOCKED | _STUCK | _UNSEARCHED
 """What ranks may differ in that run the same call."""
 
 Piggyback = fast_path.Piggyback | TablePiggyback | DensePiggyback
@@ -70,13 +70,18 @@ class RoundResult:
 
     @property
     def odd(self) -> bool:
-        """Whether nothing was done, because there are values that cannot be summed: look for them first."""
+        """Whether all is as before, because there are values that cannot be summed: look for them first."""
         return self.piggyback is not None and self.piggyback.odd
 
     @property
-    def due(self) -> bool:
+    def not_made(self) -> bool:
         """Whether this rank has made no call in the round, because its values are still to be searched."""
-        return self.piggyback is not None and self.piggyback.due and not self.piggyback.met
+        return self.piggyback is not None and self.piggyback.unsearched and not self.piggyback.met
+
+    @property
+    def unsearched(self) -> bool:
+        """Whether that holds for some rank, which then makes its call in one of the next rounds."""
+        return any(flag & _UNSEARCHED for flag in self.flags)
 
     @property
     def blocked(self) -> bool:
@@ -229,25 +234,25 @@ class Negotiation(CallFailures):
     def show(self, call: PendingCall, piggyback: Piggyback) -> RoundResult:
         """As ``compare``, for the only call in front, which is waited for: its data are piggybacked on the header."""
         assert call.number is not None
-        return self._shown(self._header(_alone(piggyback.due), (call.number,)), piggyback, call.number)
+        return self._shown(self._header(_alone(piggyback.unsearched), (call.number,)), piggyback, call.number)
 
-    def repeated_header(self, call: PendingCall, signature: tuple[Any, ...], due: bool) -> np.ndarray | None:
+    def repeated_header(self, call: PendingCall, signature: tuple[Any, ...], unsearched: bool) -> np.ndarray | None:
         """The header for a call that has begun before, as of ``show``; None: it has no number, or must not be shown.
 
         Args:
             call: stands for it; gets its number.
-            due: whether its values are searched by the sum.
+            unsearched: whether its values are searched by the sum.
         """
         if self.bad or self._failed_early or self.declared:
             return None
         version, header = call.shown
-        if version == 2 * self._version + due:
+        if version == (self._version, unsearched):
             return header
         call.number = self._numbers.get(signature)
         if call.number is None or self._full:
             return None
-        header = self._header(_alone(due), (call.number,))
-        call.shown = 2 * self._version + due, header
+        header = self._header(_alone(unsearched), (call.number,))
+        call.shown = (self._version, unsearched), header
         return header
 
     def knows(self, call: PendingCall) -> bool:
@@ -271,7 +276,7 @@ class Negotiation(CallFailures):
         """What the headers of all ranks say; exchanges the descriptions of new calls, if there are any."""
         rows = [row[: self.header_size].tobytes() for row in messages]
         flags = [row[0] for row in rows]
-        masks = [0 if row[0] & _DUE else int.from_bytes(row[1:], "little") for row in rows]
+        masks = [0 if row[0] & _UNSEARCHED else int.from_bytes(row[1:], "little") for row in rows]
         notes: list[tuple[int, Any]] = []
         if any(flag & _NEWS for flag in flags):
             text = json.dumps([call.note() for call in news]).encode()
@@ -374,6 +379,6 @@ class Negotiation(CallFailures):
             self.bad.setdefault(number, {})[rank] = note["bad"]
 
 
-def _alone(due: bool) -> int:
-    """The flags of a call that is the only one, is waited for, and has data with its header; ``due``: see ``_DUE``."""
-    return _BLOCKED | _FAST_PATH | _DUE * due
+def _alone(unsearched: bool) -> int:
+    """The flags of a call that is the only one, is waited for, and has data with its header."""
+    return _BLOCKED | _FAST_PATH | _UNSEARCHED * unsearched

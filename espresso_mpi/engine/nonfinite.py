@@ -16,7 +16,7 @@ from ..arrays import device
 from ..arrays.buffers import Gradient
 from ..collectives import ranges
 from ..collectives.data import reduction
-from ..collectives.messages.sum_calls import NO_LOOK, Look
+from ..collectives.messages.sum_calls import NO_CHECK, ValueCheck
 from ..collectives.messages.transport import Transport
 from ..compressors.context import Context, Journey
 from ..errors import BoundError, NonFiniteError
@@ -33,8 +33,11 @@ _BEYOND = "cannot keep its error bound: "
 """How the findings begin that are no matter of the option ``nonfinite``: a tensor left out would break the bound."""
 
 
-_LOOKS = 1 << 12
+_CHECKS = 256
 """Batches of which it is kept how sums search their values."""
+
+_TRIED = 3
+"""How often ranks find that others make another call, or the same one in another way, before they search first."""
 
 
 class NonFinite:
@@ -49,7 +52,8 @@ class NonFinite:
         self._transport, self._recorder = transport, recorder
         self._search = ranges.Search(transport.topology)
         self._context = Context()
-        self._looks: dict[int, tuple[Batch, Look]] = {}  # by id of the batch, which is alive, so no other gets its id
+        self._checks: dict[int, tuple[Batch, ValueCheck]] = {}  # by id of the batch, alive
+        self._not_made: Counter[int] = Counter()
         self.skipped: Counter[str] = Counter()
         self.skipped_calls = 0
 
@@ -69,16 +73,23 @@ class NonFinite:
                 call.bad[str(item.index)] = _BEYOND + text
         self._recorder.add("check", "", 0, 0, start, time.perf_counter())
 
-    def look(self, batch: Batch) -> Look:
-        """How the sum of a call searches the values itself, in place of ``look_for``; not ``due``: it cannot."""
-        if batch.bounded or not batch.portions:
-            return NO_LOOK
-        known = self._looks.get(id(batch))
+    def value_check(self, batch: Batch) -> ValueCheck:
+        """How the sum of a call searches its values, in place of ``look_for``; not ``pending``: it does not."""
+        if batch.bounded or batch.exact_dense or not batch.portions:
+            return NO_CHECK
+        known = self._checks.get(id(batch))
         if known is None:
-            if len(self._looks) >= _LOOKS:
-                self._looks.clear()
-            known = self._looks[id(batch)] = batch, Look(*self._search.common_limit(batch.portions))
+            if len(self._checks) >= _CHECKS:
+                self._checks.clear()
+                self._not_made.clear()
+            known = self._checks[id(batch)] = batch, ValueCheck(*self._search.common_limit(batch.portions))
         return known[1]
+
+    def not_made(self, batch: Batch) -> None:
+        """A call was not made in a round, because its values were still to be searched: it takes a round more."""
+        self._not_made[id(batch)] += 1
+        if self._not_made[id(batch)] == _TRIED:
+            self._checks[id(batch)] = batch, ValueCheck(self.value_check(batch).limit)
 
     def finds_nothing(self, batch: Batch, x: np.ndarray) -> bool:
         """Whether the only tensor of a call, dense and flat on the host, has no values that ``look_for`` would find."""

@@ -12,7 +12,7 @@ import numpy as np
 from ..collectives.bucket_program import BucketProgram
 from ..collectives.executor import Program
 from ..collectives.lanes import LaneRunner
-from ..collectives.messages.sum_calls import NO_LOOK, Look
+from ..collectives.messages.sum_calls import NO_CHECK, ValueCheck
 from ..collectives.messages.transport import Transport
 from ..collectives.progress import Progress, RoundRobinRunner, interleaved
 from ..options import Options
@@ -54,18 +54,18 @@ class Piggybacking:
         """Whether the payload of a call may be piggybacked on its header, as far as this is known before its number."""
         if call.problem is not None or call.batch is None or self._options.debug:
             return False
-        return self._piggybacks.knows(call.batch) or self.look(call.batch).due
+        return self._piggybacks.knows(call.batch) or self.value_check(call.batch).pending
 
-    def look(self, batch: Batch) -> Look:
-        """How a dense sum searches the values of a call itself; not ``due``: they are to be searched before."""
-        return NO_LOOK if self._window is None else self._nonfinite.look(batch)
+    def value_check(self, batch: Batch) -> ValueCheck:
+        """How a dense sum searches the values of a call itself; not ``pending``: they are to be searched before."""
+        return NO_CHECK if self._window is None else self._nonfinite.value_check(batch)
 
     def piggyback(self, call: PendingCall, expected: int | None, search: bool = False) -> Piggyback | None:
         """The data of a call that may take the fast path; None if it may not.
 
         Args:
             expected: the number of the call that all ranks expect; None: they expect none.
-            search: look for values that cannot be summed first; only for calls that ``may_piggyback``.
+            search: they are not searched yet for values that cannot be summed; only for calls that ``may_piggyback``.
         """
         assert call.number is not None
         if call.exchange is not None:
@@ -82,7 +82,7 @@ class Piggybacking:
             program = self._piggybacks.program_of(call.number) or self._program_of(small, steps[0])
             arrays = [call.gradients[bucket.members[0][1].index].array for bucket in small]
             return self._piggybacks.piggyback(call.number, program, arrays, jobs, state, search)
-        if search and not self.look(call.batch).due:
+        if search and not self.value_check(call.batch).pending:
             return None
         buckets = self._fast.get(call.number)  # known once the call was run
         if not buckets or fast_path.adds_residual(call.batch, self.sync_state.store):
@@ -90,8 +90,8 @@ class Piggybacking:
         arrays = [gradient.array for gradient in call.gradients]
         if self._window is None:
             return fast_path.Piggyback(self._transport, buckets, arrays)
-        look = Look(self.look(call.batch).least, due=search)
-        made = fast_path.NodePiggyback(self._transport, self._window, buckets, arrays, look)
+        check = ValueCheck(self.value_check(call.batch).limit, pending=search)
+        made = fast_path.NodePiggyback(self._transport, self._window, buckets, arrays, check)
         return made if made.searches or not search else None
 
     def expects(self, number: int) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 from . import fast_path
 from .calls import PendingCall
-from .dense_piggyback import DensePiggyback, PreparedCall, Summing
+from .dense_piggyback import DensePiggyback, PreparedCall, is_unsearched
 from .negotiation import OWN_STATE, Piggyback, RoundResult
 from .settling import Settling
 from .table_piggyback import TablePiggyback
@@ -44,14 +44,24 @@ class Rounds(Settling):
         if expected is not None and not _is_expected(piggyback):
             piggyback = None  # it is declined first, in an ordinary round
         result = None if piggyback is None else self._timed([call], lambda: negotiation.show(call, piggyback))
-        if result is not None and result.due and not result.odd:  # the headers differ
-            self._settle([], result, sent)
-        if result is None or result.odd or result.due:  # nothing was done
-            with self._driver.changed:
-                self._inbox.append(call)
+        if result is None or result.odd or result.not_made:
+            self._make_anew(call, result, sent)
             return
         negotiation.declare(call)
         self._settle([call], result, sent)
+
+    def _make_anew(self, call: PendingCall, result: RoundResult | None, sent: Any) -> None:
+        """Make a call on the ordinary path: it could not be piggybacked, or nothing has come of that.
+
+        Args:
+            result: of the round in which it was not made, if there was one.
+        """
+        if result is not None and result.not_made and not result.odd:  # the headers differ
+            assert call.batch is not None
+            self.nonfinite.not_made(call.batch)
+            self._settle([], result, sent)
+        with self._driver.changed:
+            self._inbox.append(call)
 
     def repeat(
         self, signature: tuple[Any, ...], placeholder: PendingCall, moves: Any, real: Callable[[], PendingCall]
@@ -72,7 +82,7 @@ class Rounds(Settling):
             return None
         try:
             negotiation, dispatcher = self._negotiation, self._dispatcher
-            header = negotiation.repeated_header(placeholder, signature, isinstance(moves, Summing) and moves.look.due)
+            header = negotiation.repeated_header(placeholder, signature, is_unsearched(moves))
             number = placeholder.number
             if header is None or number is None or self._inbox or dispatcher.pending_groups.count:
                 return None
@@ -89,8 +99,6 @@ class Rounds(Settling):
                 return placeholder
             piggyback, ended = DensePiggyback(self._transport, prepared, moves, begun=done), [placeholder]
             driver.wait_in(lambda: self._finish_repeated(placeholder, number, piggyback, ended, real, expected))
-            if not ended:
-                return None
         except BaseException as error:  # an interrupt: the others may have gone on
             self._transport.outlive(moves)
             self.fail(error)
@@ -109,16 +117,17 @@ class Rounds(Settling):
 
         Args:
             piggyback: its data; begun, unless another call is ``expected``.
-            ended: receives the call itself if a rank deviates; nothing if it is to be made anew.
+            ended: receives the call itself if a rank deviates, or if values cannot be summed.
         """
         if expected is not None:
             self._decline(expected, piggyback)
         result = self._timed([placeholder], lambda: self._negotiation.show(placeholder, piggyback))
-        if result.odd or result.due:
+        if result.odd or result.not_made:
             del self.unfinished[id(placeholder)]
-            ended.clear()
-            if not result.odd:  # the headers differ
-                self._settle([], result, self._transport.sent)
+            call = ended[0] = real()
+            with self._driver.changed:
+                self.unfinished[id(call)] = call
+            self._make_anew(call, result, self._transport.sent)
             return
         if piggyback.met:
             for _ in piggyback.rest(self._transport):
@@ -161,9 +170,11 @@ class Rounds(Settling):
         start, waited = time.perf_counter(), waiter.waited
         result = exchange()
         if result.odd or (isinstance(result.piggyback, DensePiggyback | TablePiggyback) and result.piggyback.met):
-            return result  # nothing was done, or it records the time itself
+            return result  # the call is made anew, or records the time itself
         stop, waited = time.perf_counter(), waiter.waited - waited
         if isinstance(result.piggyback, fast_path.Piggyback):
+            if result.piggyback.began:
+                self._recorder.add("check", "", 0, 0, start, result.piggyback.began)
             start, stop = max(start, result.piggyback.began), result.piggyback.met or stop
         self._recorder.add("agree", "", 0, 0, start, stop)
         if waited > 0:

@@ -46,7 +46,7 @@ class Settling(Lifecycle):
             self._start(common)
         if common or failed or self._dispatcher.runner.busy:
             self._progressed()
-        else:
+        elif not result.unsearched:
             self._negotiation.require_timely(front, result.masks, self._last_progress)
             self._without_progress(result)
 

@@ -64,10 +64,10 @@ class TablePiggyback:
         met: whether all ranks have shown the same header. The tensors hold the means then, and the times are recorded.
         odd: whether there are such values. Then nothing was done.
         expected: whether the call was expected.
-        due: False: it looks for such values before it shows anything.
+        unsearched: False: it looks for such values before it shows anything.
     """
 
-    due = False
+    unsearched = False
 
     def __init__(
         self, prepared: RepeatedTable, arrays: Sequence[Any], jobs: Sequence[Job], search: bool = False

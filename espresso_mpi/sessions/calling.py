@@ -166,8 +166,8 @@ class Calling(SessionBase):
 
         def allowed(moves: Any) -> bool:
             placeholder.title = title
-            moves.look = engine.look(batch)
-            return moves.look.due or engine.nonfinite.finds_nothing(batch, moves.x)
+            moves.check = engine.value_check(batch)
+            return moves.check.pending or engine.nonfinite.finds_nothing(batch, moves.x)
 
         return NotImplemented if self._repeat(known, x, None, ordinary, allowed) is NotImplemented else grads
 

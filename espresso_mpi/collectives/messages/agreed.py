@@ -20,7 +20,7 @@ from espresso_mpi.errors import TransportError
 
 from ..data.combining import combine_rows
 from . import agreed_copies, cross_memory, headers, shared_memory
-from .agreed_copies import ANSWERED, FROM, GIVE, GIVE_AT, LANDS, MARKS, PROCESS, TAKE, TAKE_AT
+from .agreed_copies import ANSWERED, ASKED, FROM, GIVE, GIVE_AT, LANDS, MARKS, PROCESS, TAKE, TAKE_AT
 from .choice import Choice
 from .single_copy import SingleCopy
 from .switches import SINGLE_COPY
@@ -57,7 +57,8 @@ class Agreed(NamedTuple):
         headers: then, the header of every member.
         saturated: how many sums of this rank were cut to the range of their type.
         unequal: (giver, taker) of a part whose size they know differently; nothing was copied then. None: all fits.
-        odd: whether there are values that must not be summed. Nothing was done then, and ``met`` is 0.
+        odd: whether there are values that must not be summed. The arrays are as before then, and ``met`` is 0.
+        asked: when this rank showed its header, likewise.
     """
 
     met: float
@@ -65,6 +66,7 @@ class Agreed(NamedTuple):
     saturated: int = 0
     unequal: tuple[int, int] | None = None
     odd: bool = False
+    asked: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,8 @@ class AgreedCall(ABC):
 
     def done(self) -> Agreed:
         """What came of a call that ``begin`` has ended."""
-        return Agreed(int(self.marks[ANSWERED, 0]) * 1e-9, saturated=self.saturated)
+        answered, asked = (float(self.marks[mark, 0]) * 1e-9 for mark in (ANSWERED, ASKED))
+        return Agreed(answered, saturated=self.saturated, asked=asked)
 
     def _take(self, setup: Any, header: np.ndarray) -> None:
         """Show this header from now on; ``setup``: see ``headers``."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 from espresso_mpi.compressors.kernels.cpu import host
 
 from . import headers, joint_sums, large_sums, shared_memory
-from .agreed_copies import ANSWERED, ASKED, ENDED
+from .agreed_copies import ANSWERED, ASKED, BEGUN, ENDED
 from .joint_reads import NUMBER, UNSEARCHED
-from .shared_memory import BUSY, MET, ODD, SATURATED, SEARCH, SHOWN, STAGE, STEP, await_all, copy, store, worked
+from .shared_memory import BUSY, MET, ODD, SATURATED, SEARCH, SHOWN, STAGE, STEP, await_all, copy, store
 from .window_places import COUNT, ME, STARTS, STRIDE
 
 BEGAN, DONE, WORKED, TOOK, CORES, SETUP = range(headers.SETUP, headers.SETUP + 6)
@@ -64,15 +64,6 @@ def _learn(setup, flags, count):  # type: ignore[no-untyped-def]
 
 
 @host.inline
-def _search(places, edges, log):  # type: ignore[no-untyped-def]
-    """Whether the arrays of this rank have no values that must not be summed."""
-    before = worked()
-    log[ODD] = not joint_sums.are_clean(places, edges, 0, edges[places.size], log)
-    log[BUSY] += worked() - before
-    return log[ODD] == 0
-
-
-@host.inline
 def reduce_joint(  # type: ignore[no-untyped-def]
     setup, heads, sizes, x, places, edges, place, span, rows, room, how, whole, reads, marks, flags, window, uses,
     epoch, pace, log,
@@ -85,9 +76,11 @@ def reduce_joint(  # type: ignore[no-untyped-def]
     starts, stride = _starts(window, half, rows.itemsize), window[STRIDE] // rows.itemsize
     if log[STAGE] == 0:
         if log[SHOWN] == 0:
-            headers.note(marks, ASKED, log)
-            if log[SEARCH] and place[NUMBER] != UNSEARCHED and not _search(places, edges, log):
+            headers.note(marks, BEGUN, log)
+            if log[SEARCH] and place[NUMBER] != UNSEARCHED and not joint_sums.search(places, edges, log):
+                log[ODD] = 1
                 return True
+            headers.note(marks, ASKED, log)
             if whole:
                 joint_sums.show_all(places, edges, rows, starts[0], stride, me)
             else:
@@ -107,7 +100,7 @@ def reduce_joint(  # type: ignore[no-untyped-def]
     if log[ODD]:
         return True
     headers.note(marks, ENDED, log)
-    setup[BEGAN], setup[DONE], setup[WORKED] = marks[ASKED, 0], marks[ENDED, 0], log[BUSY]
+    setup[BEGAN], setup[DONE], setup[WORKED] = marks[BEGUN, 0], marks[ENDED, 0], log[BUSY]
     return True
 
 

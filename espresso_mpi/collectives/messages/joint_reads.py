@@ -16,7 +16,7 @@ from espresso_mpi.compressors.kernels.cpu import host
 
 from ..data.magnitudes import in_range
 from . import cross_memory
-from .joint_sums import are_clean, array_of, found_odd, read, share_of, show_odd, sum_span, write
+from .joint_sums import are_clean, array_of, found_odd, from_row, share_of, show_odd, sum_span, to_row
 from .shared_memory import (
     BUSY,
     LEAST,
@@ -36,10 +36,10 @@ from .shared_memory import (
 
 NUMBER, OFFSET, STRIDE, READ, ERRNO, PLACE = range(6)
 """Places of what says where an array lies, int64, and its length: the number of the block of ``shared_arrays``, 0 if it
-is in none; the byte at which the array begins in the part of its rank; and elements from part to part. Of an array that
-others may read, the number is ``READABLE``, or ``UNSEARCHED`` if they are to search what they read for values that must
-not be summed. Then come the addresses of the functions that read and that say where the
-error is, and behind these the numbers of the processes of all ranks."""
+is in none; the byte at which the array begins in the part of its rank; and elements from part to part. Then come the
+addresses of the functions that read and that say where the error is, and behind these the numbers of the processes of
+all ranks. Of an array that others may read, the number is ``READABLE``, or ``UNSEARCHED`` if they are to search what
+they read for values that must not be summed; offset and stride mean nothing then."""
 
 READABLE, UNSEARCHED = -1, -2
 
@@ -143,10 +143,12 @@ def _sum_read(places, edges, place, rows, start, stride, how, flags, me, count, 
             there = _places_of(rank, rows, start, stride, places.size, flags)
             _read(nowhere, to + rank * length * size, edges, first, last, there, size, rank, place, pieces, log)
         if search and log[REFUSED] == 0:
-            odd = not _part_is_clean(places, edges, first, last, to, length * size, flags, me, count, log)
+            odd = log[UNDO] == 0 or not _part_is_clean(
+                places, edges, first, last, to, length * size, flags, me, count, log
+            )
             if odd:
                 break
-            write(places, edges, first, last, _saved(rows, last - a, log)[first - a :])
+            to_row(places, edges, first, last, _saved(rows, last - a, log)[first - a :])
             log[SAVED] = last - a
         log[SATURATED] += sum_span(places, edges, first, last, parts, length, count, me, how)
     flags[me * STEP + _REFUSED_PLACE] = log[REFUSED]
@@ -155,11 +157,17 @@ def _sum_read(places, edges, place, rows, start, stride, how, flags, me, count, 
 
 @host.inline
 def _undone(places, edges, rows, flags, me, count, log):  # type: ignore[no-untyped-def]
-    """Whether a rank has found values that must not be summed; the own share is then what it was."""
-    log[ODD] = log[REFUSED] == 0 and found_odd(flags, count)
+    """Whether a rank has found values that must not be summed; the own share is then what it was.
+
+    All ranks find the same. A rank that could not read comes first: that is an error of all.
+    """
+    refused = False
+    for rank in range(count):
+        refused = refused or flags[rank * STEP + _REFUSED_PLACE] != 0
+    log[ODD] = not refused and found_odd(flags, count)
     if log[ODD]:
         a, _ = share_of(me, edges[places.size], count)
-        read(places, edges, a, a + log[SAVED], _saved(rows, log[SAVED], log))
+        from_row(places, edges, a, a + log[SAVED], _saved(rows, log[SAVED], log))
     return log[ODD] != 0
 
 

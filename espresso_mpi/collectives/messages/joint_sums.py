@@ -72,6 +72,15 @@ def are_clean(places, edges, first, last, log):  # type: ignore[no-untyped-def]
 
 
 @host.inline
+def search(places, edges, log):  # type: ignore[no-untyped-def]
+    """As ``are_clean``, for all of the joint array; counts as work."""
+    before = worked()
+    clean = are_clean(places, edges, 0, edges[places.size], log)
+    log[BUSY] += worked() - before
+    return clean
+
+
+@host.inline
 def show_odd(flags, me, odd):  # type: ignore[no-untyped-def]
     """Show whether this rank has found values that must not be summed."""
     flags[me * STEP + _ODD_PLACE] = odd
@@ -87,7 +96,7 @@ def found_odd(flags, count):  # type: ignore[no-untyped-def]
 
 
 @host.inline
-def write(places, edges, first, last, row):  # type: ignore[no-untyped-def]
+def to_row(places, edges, first, last, row):  # type: ignore[no-untyped-def]
     """Copy elements [first, last) of the joint array to a row."""
     array = array_of(edges, first)
     while array < places.size and edges[array] < last:
@@ -97,7 +106,7 @@ def write(places, edges, first, last, row):  # type: ignore[no-untyped-def]
 
 
 @host.inline
-def read(places, edges, first, last, row):  # type: ignore[no-untyped-def]
+def from_row(places, edges, first, last, row):  # type: ignore[no-untyped-def]
     """Copy elements [first, last) of the joint array from a row."""
     array = array_of(edges, first)
     while array < places.size and edges[array] < last:
@@ -120,7 +129,7 @@ def sum_span(places, edges, first, last, span, stride, count, me, how):  # type:
 @host.inline
 def show_all(places, edges, rows, start, stride, me):  # type: ignore[no-untyped-def]
     """Write the joint array to the own row, in which it has room."""
-    write(places, edges, 0, edges[places.size], rows[start + me * stride :])
+    to_row(places, edges, 0, edges[places.size], rows[start + me * stride :])
 
 
 @host.inline
@@ -136,8 +145,8 @@ def show_shares(places, edges, chunk, rows, start, room, stride, me, count):  # 
     size = min(room, edges[places.size] - first)
     a, b = share_of(me, size, count)
     row = start + me * stride
-    write(places, edges, first, first + a, rows[row:])
-    write(places, edges, first + b, first + size, rows[row + b :])
+    to_row(places, edges, first, first + a, rows[row:])
+    to_row(places, edges, first + b, first + size, rows[row + b :])
 
 
 @host.inline
@@ -145,7 +154,7 @@ def _sum_share(places, edges, first, size, rows, start, stride, how, me, count):
     """Sum the own share of a chunk, and show it; returns as ``sum_rows``."""
     a, b = share_of(me, size, count)
     saturated = sum_span(places, edges, first + a, first + b, rows[start + a :], stride, count, me, how)
-    write(places, edges, first + a, first + b, rows[start + me * stride + a :])
+    to_row(places, edges, first + a, first + b, rows[start + me * stride + a :])
     return saturated
 
 
@@ -155,7 +164,7 @@ def _read_shares(places, edges, first, size, rows, start, stride, me, count):  #
     for k in range(1, count):
         rank = (me + k) % count
         a, b = share_of(rank, size, count)
-        read(places, edges, first + a, first + b, rows[start + rank * stride + a :])
+        from_row(places, edges, first + a, first + b, rows[start + rank * stride + a :])
 
 
 @host.inline

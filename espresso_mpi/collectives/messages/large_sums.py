@@ -105,9 +105,8 @@ def reduce_large(  # type: ignore[no-untyped-def]
             log[SATURATED] += _sum_where_they_lie(x, span, place[STRIDE], how, flags, me, count)
             store(flags, me * STEP, epoch + 2)
         if log[WAY] == _ANEW:
-            search = place[NUMBER] == UNSEARCHED
-            clean = not search or joint_sums.are_clean(places, edges, 0, edges[places.size], log)
-            joint_sums.show_odd(flags, me, not clean)
+            searched = place[NUMBER] != UNSEARCHED
+            joint_sums.show_odd(flags, me, not (searched or joint_sums.search(places, edges, log)))
         if log[WAY] != _BY_WINDOW:
             log[STAGE], log[SHOWN] = 1, 0
     if log[WAY] == _BY_READS:

@@ -31,8 +31,9 @@ for this rank's share, of which ``SAVED`` elements are kept there. ``ODD`` becom
 arrays are as before."""
 
 STEP = LINE // 8
-"""Numbers between flags. Behind a rank's flag are the sizes of what it shows in each half (``gather``), and where its
-array lies (``large_sums``)."""
+"""Numbers between flags. Behind a rank's flag are the sizes of what it shows in each half (1 and 2, ``gather``), where
+its array lies (3 and 4, ``joint_reads``), whether it could not read (5) and has found values that must not be summed
+(6, ``joint_sums``), and the times of its latest sum (8 to 10, ``agreed_sums``)."""
 
 BLOCK = 2048
 _CLOCK_MONOTONIC, _CLOCK_THREAD = 1, 3

@@ -27,26 +27,27 @@ SMALL = 16 << 10
 _UNDO = 16 << 20
 """Bytes of a rank's share that are kept, at most, to restore it: so much memory, and no more, is spent on that."""
 
-_BY_WINDOW, _BY_READS, _BY_SEARCHING_READS = range(3)
+_BY_WINDOW, _BY_READS, _BY_CHECKED_READS = range(3)
 """The ways of sums."""
 
 _TIMES = [agreed_sums.BEGAN, agreed_sums.DONE, agreed_sums.WORKED]
 _NOTHING: Callable[[], Any] = bool
 
 
-class Look(NamedTuple):
-    """For values that must not be summed, in sums of float32.
+class ValueCheck(NamedTuple):
+    """The search for values that must not be summed, in a sum of float32.
 
     Attributes:
-        least: bits of the least magnitude of such values, the same on all ranks; 0: all may be summed.
-        due: whether those of this rank have not been searched yet.
+        limit: bits of the least magnitude of such values, the same on all ranks with equal headers: where one of them
+            has not searched, the others do. 0: all may be summed.
+        pending: whether those of this rank have not been searched yet.
     """
 
-    least: int = 0
-    due: bool = False
+    limit: int = 0
+    pending: bool = False
 
 
-NO_LOOK = Look()
+NO_CHECK = ValueCheck()
 
 
 class AgreedSums(AgreedCall):
@@ -66,9 +67,10 @@ class AgreedSums(AgreedCall):
         super().__init__(window, waiter)
         self._setup, self._log = np.zeros(agreed_sums.SETUP, np.int64), np.zeros(shared_memory.LOG, np.int64)
         self._setup[agreed_sums.CORES] = waiter.cores
-        self._readable, self._unsearched = window.readable, window.readable
+        self._readable = window.readable
+        self._unsearched = self._readable.copy()
         self._unsearched[:1] = joint_reads.UNSEARCHED
-        self._look, self._undo = NO_LOOK, 0
+        self._check, self._undo = NO_CHECK, 0
         self._choices: dict[tuple[int, int], tuple[Choice, np.ndarray]] = {}
         self._choice: tuple[Choice, np.ndarray] | None = None
         self._how, self._elements, self._run = how, window.elements(dtype), _NOTHING
@@ -77,7 +79,9 @@ class AgreedSums(AgreedCall):
         self._room = min(window.half_bytes, CHUNK) // width * ALIGN
         self._part = min(window.half_bytes, CHUNK) // self._count // width * ALIGN
 
-    def reduce(self, header: np.ndarray, ignored: int, x: np.ndarray, reads: bool = True, look: Look = NO_LOOK) -> bool:
+    def reduce(
+        self, header: np.ndarray, ignored: int, x: np.ndarray, reads: bool = True, check: ValueCheck = NO_CHECK
+    ) -> bool:
         """Show a header; if those of all members are equal, ``x = reduced over the ranks``, else x stays.
 
         Members may call ``SharedWindow.gather`` with their header instead: it differs then.
@@ -86,14 +90,14 @@ class AgreedSums(AgreedCall):
             header, ignored: as of ``AgreedCopies.begin``.
             x: flat, not empty; equally long at members with equal headers; to be kept until the call is over.
             reads: whether this rank wants the result; at those that do not, x has no use afterwards.
-            look: for values that must not be summed.
+            check: for values that must not be summed.
 
         Returns:
             As ``AgreedCopies.begin``.
         """
         whole = self._is_whole(x.size, x.nbytes)
         place, span = self._arrays.lies(x, self._elements[:0])
-        chosen = self._chosen((x.size, 1), whole, look)
+        chosen = self._chosen((x.size, 1), whole, check)
         if chosen.size and not place[joint_reads.NUMBER]:
             place = chosen
         self._run = partial(agreed_sums.reduce, *self._shown(header, ignored), x, place, span, self._elements,
@@ -109,16 +113,16 @@ class AgreedSums(AgreedCall):
         self._counts = not whole or self._me == 0  # of a whole sum, all see the same ones
         return whole
 
-    def _chosen(self, size: tuple[int, int], whole: bool, look: Look) -> np.ndarray:
+    def _chosen(self, size: tuple[int, int], whole: bool, check: ValueCheck) -> np.ndarray:
         """What says that so many elements in so many arrays are to be read by the other ranks; empty: they are not.
 
         From here on the set-up has the times of the latest sum of this size, which the ranks show to each other.
         """
-        self._choice, self._look, self._undo = None, look, 0
+        self._choice, self._check, self._undo = None, check, 0
         if whole or not self._readable.size:
             return self._readable[:0]
         share = -(-size[0] // self._count // ALIGN) * ALIGN * self._elements.itemsize
-        searches = look.least > 0 and share <= _UNDO
+        searches = check.limit > 0 and share <= _UNDO
         found = self._choices.get(size)
         if found is None:
             found = self._choices[size] = Choice(2 + searches), np.zeros(len(_TIMES), np.int64)
@@ -127,22 +131,22 @@ class AgreedSums(AgreedCall):
             self._undo = self._window.room_to_undo(share)
         if found[0].way == _BY_WINDOW:
             return self._readable[:0]
-        return self._unsearched if found[0].way == _BY_SEARCHING_READS and look.due else self._readable
+        return self._unsearched if found[0].way == _BY_CHECKED_READS and check.pending else self._readable
 
-    def reduce_joint(self, header: np.ndarray, ignored: int, joint: JointArray, look: Look) -> bool:
+    def reduce_joint(self, header: np.ndarray, ignored: int, joint: JointArray, check: ValueCheck) -> bool:
         """Show a header; if those of all members are equal, each array becomes its sum, else the arrays stay.
 
         Args:
             header, ignored: as of ``AgreedCopies.begin``.
             joint: equally long at members with equal headers; to be kept until the call is over.
-            look: for values that must not be summed.
+            check: for values that must not be summed.
 
         Returns:
             As ``AgreedCopies.begin``.
         """
         whole = self._is_whole(joint.size, joint.nbytes)
         has_room = joint.places.nbytes <= self._window.half_bytes
-        chosen = self._chosen((joint.size, len(joint.places)), whole or not has_room, look)
+        chosen = self._chosen((joint.size, len(joint.places)), whole or not has_room, check)
         place = chosen if chosen.size else NOWHERE
         nothing = self._elements[:0]
         self._run = partial(agreed_sums.reduce_joint, *self._shown(header, ignored), nothing, joint.places, joint.edges,
@@ -156,7 +160,7 @@ class AgreedSums(AgreedCall):
         Args:
             edges: int64 of shape (2 · members,): where each one's region begins and ends.
         """
-        self._choice, self._look, self._undo = None, NO_LOOK, 0
+        self._choice, self._check, self._undo = None, NO_CHECK, 0
         longest = int((edges[1::2] - edges[::2]).max())
         chunks = -(-longest // self._part)
         self._cost, self._counts = (chunks, x.nbytes - own.nbytes), True
@@ -192,7 +196,7 @@ class AgreedSums(AgreedCall):
         """What they take last."""
         window, log = self._window, self._log
         log.fill(0)
-        log[shared_memory.LEAST], log[shared_memory.SEARCH] = self._look
+        log[shared_memory.LEAST], log[shared_memory.SEARCH] = self._check
         log[shared_memory.UNDO] = self._undo
         epoch, uses = window.position
         return self.marks, window.flags, window.places, uses, epoch, self._waiter.pace, log
@@ -206,7 +210,10 @@ class AgreedSums(AgreedCall):
         return True
 
     def _without_sum(self) -> Agreed:
-        """Values must not be summed: this rank has shown nothing, or all know it, and have restored their shares."""
+        """Values must not be summed: this rank has shown nothing, or all know it, and have restored their shares.
+
+        What they have read of each other until then does not count as sent.
+        """
         log, self._run = self._log, _NOTHING
         if log[shared_memory.MET]:
             self._waiter.waited += int(log[shared_memory.WAITED]) * 1e-9

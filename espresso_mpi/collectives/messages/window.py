@@ -24,7 +24,7 @@ from .agreed import Agreed, How
 from .joint import JointArray, JointRegions
 from .joint_reads import NUMBER
 from .shared_arrays import NOWHERE, Lies, SharedArrays
-from .sum_calls import SMALL, AgreedSums, Look
+from .sum_calls import SMALL, AgreedSums, ValueCheck
 from .waiting import Waiter
 from .window_kernels import WindowKernels, require_read
 from .window_places import ALIGN as _ALIGN
@@ -207,17 +207,17 @@ class SharedWindow(WindowKernels):
         room = out.size // self._count
         self._run(shared_memory.gather, 1, mine, out, room, sizes, rows.flat, rows.start, rows.stride, half)
 
-    def agreed_allreduce(self, header: np.ndarray, ignored: int, x: np.ndarray, how: How, look: Look) -> Agreed:
+    def agreed_allreduce(self, header: np.ndarray, ignored: int, x: np.ndarray, how: How, check: ValueCheck) -> Agreed:
         """See ``AgreedSums.reduce``; ``how``: from ``reduction.arithmetic``."""
         sums = self._agreed(x.dtype, how)
-        return sums.done() if sums.reduce(header, ignored, x, look=look) else sums.finish()
+        return sums.done() if sums.reduce(header, ignored, x, check=check) else sums.finish()
 
     def agreed_allreduce_joint(
-        self, header: np.ndarray, ignored: int, joint: JointArray, how: How, look: Look
+        self, header: np.ndarray, ignored: int, joint: JointArray, how: How, check: ValueCheck
     ) -> Agreed:
         """As ``agreed_allreduce``, of several arrays."""
         sums = self._agreed(joint.arrays[0].dtype, how)
-        return sums.done() if sums.reduce_joint(header, ignored, joint, look) else sums.finish()
+        return sums.done() if sums.reduce_joint(header, ignored, joint, check) else sums.finish()
 
     @property
     def handle(self) -> Any:

@@ -8,11 +8,16 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from espresso_mpi.collectives import ranges
 from espresso_mpi.collectives.messages import sum_calls
 from espresso_mpi.collectives.messages.choice import Choice
+from espresso_mpi.collectives.messages.joint_reads import PLACE
 from espresso_mpi.collectives.messages.single_copy import SingleCopy
+from espresso_mpi.collectives.messages.sum_calls import AgreedSums
+from espresso_mpi.compressors.kernels.cpu import host
 from espresso_mpi.engine import fast_path
 from espresso_mpi.errors import NonFiniteError, TransportError
+from espresso_mpi.sessions import base
 
 from .test_dense_piggyback import Fixed
 
@@ -24,6 +29,9 @@ SIZES = {"small": (1, 200, 3), "chunk": (40_000, 7, 60_000), "large": (300_001, 
 @pytest.fixture(params=["window", "reads", "chosen"])
 def way(request, monkeypatch):
     """Sums pass the window, are read from the memory of other ranks (and searched then, if due), or by turns."""
+    monkeypatch.setattr(
+        base, "_limit_threads", lambda ranks: host.limit_threads(1)
+    )  # else larger ones are searched first
     if request.param == "window":
         monkeypatch.setenv("ESPRESSO_SINGLE_COPY", "0")
     if request.param == "reads":
@@ -129,13 +137,15 @@ NUMBERS = {"several": (30_000, 600_000, 7), "one": (600_000,), "short": (400,)}
 @pytest.mark.parametrize("sizes", NUMBERS)
 def test_values_that_are_not_finite_change_nothing(world, open_session, way, sizes, who, monkeypatch):
     """Wherever they are: in the share of the rank itself or of another one, in its first part or behind sums."""
+    found_by, without_sum = [], AgreedSums._without_sum
+    monkeypatch.setattr(AgreedSums, "_without_sum", lambda self: found_by.append("sum") or without_sum(self))
     session, me, size, sizes = opened(open_session, way), world.rank, world.size, NUMBERS[sizes]
-    places = itertools.product(range(len(sizes)), (0.0, 0.49, 0.74, 1.0), (0, size - 1), (np.nan,))
+    places = itertools.product(range(len(sizes)), (0.0, 0.49, 0.74, 1.0), (0, size - 1))
     found = []
-    for step, (tensor, place, rank, value) in enumerate(itertools.chain([(0, 0.0, -1, 0.0)] * 4, places)):
+    for step, (tensor, place, rank) in enumerate(itertools.chain([(0, 0.0, -1)] * 4, places)):
         given = {f"t{n}": values(me, step, n, one, "float32") for n, one in enumerate(sizes)}
         if me == rank:
-            given[f"t{tensor}"][round(place * (sizes[tensor] - 1))] = value
+            given[f"t{tensor}"][round(place * (sizes[tensor] - 1))] = np.inf if step % 2 else np.nan
         before = {name: x.copy() for name, x in given.items()}
         if step == 4 and who == "one has searched" and me == 1:  # as a call that does not begin at once
             monkeypatch.setattr(session._engine, "repeat", lambda *arguments: None)
@@ -151,6 +161,8 @@ def test_values_that_are_not_finite_change_nothing(world, open_session, way, siz
         for n, one in enumerate(sizes):
             assert again[f"t{n}"].tobytes() == mean(size, step, n, one, "float32").tobytes(), (step, n)
     assert all(found)
+    searched = who == "one has searched" and me == 1
+    assert found_by or me not in (0, size - 1) or searched, "the sum has found nothing of what this rank has"
 
 
 @pytest.mark.parametrize("odd_rank", [0, 1])
@@ -173,21 +185,23 @@ def test_a_rank_whose_array_is_memory_of_the_node(world, open_session, way, odd_
         assert x.tobytes() == (before if step == 6 else mean(size, step, 0, n, "float32")).tobytes(), step
 
 
-def test_sums_that_leave_the_range_are_made_with_smaller_values(world, open_session, way):
+def test_sums_that_leave_the_range_are_made_with_smaller_values(world, open_session, way, monkeypatch):
     """The search in the sum finds them, and the call is made anew."""
+    found_by, without_sum = [], AgreedSums._without_sum
+    monkeypatch.setattr(AgreedSums, "_without_sum", lambda self: found_by.append("sum") or without_sum(self))
     session = opened(open_session, way)
     for step in range(8):
         given = {f"t{n}": np.full(n, 3e38 if step > 3 else 1.0, np.float32) for n in (5, 400_000)}
         session.sync(given)
-        assert all((x == np.float32(3e38 if step > 3 else 1.0)).all() for x in given.values())
+        assert all(np.allclose(x, 3e38 if step > 3 else 1.0, rtol=1e-6) for x in given.values())
+    assert len(found_by) == 4
 
 
 def test_calls_of_which_nothing_else_is_searched_are_searched_by_the_sum(world, open_session, way, monkeypatch):
     session, looked = opened(open_session, way), []
-    look_for = session._engine.nonfinite.look_for
-    monkeypatch.setattr(
-        session._engine.nonfinite, "look_for", lambda call, batch: looked.append(call) or look_for(call, batch)
-    )
+    for name in ("odd_values", "is_clean"):
+        search = getattr(ranges.Search, name)
+        monkeypatch.setattr(ranges.Search, name, lambda *args, search=search: looked.append(args) or search(*args))
     for number in (1, 3):
         for step in range(4):
             session.sync({f"t{n}": values(world.rank, step, n, 100_000, "float32") for n in range(number)})
@@ -206,6 +220,39 @@ def test_a_read_that_fails_on_one_rank_is_an_error_on_all_ranks(world, open_sess
         window.single = SingleCopy((2**22 + 1,) * world.size, "made up")
     with pytest.raises(TransportError, match="reading the memory of another rank"):
         session.sync(given)
+
+
+def test_a_read_that_fails_comes_before_values_that_are_not_finite(world, open_session, way):
+    """All ranks must go on alike: it is an error of the session, so nobody restores its share."""
+    if way != "reads":
+        pytest.skip("nothing is read, or not always")
+    session, me = opened(open_session, way, timeout=20), world.rank
+    given = {f"t{n}": values(me, 0, n, 200_000, "float32") for n in range(3)}
+    for _ in range(3):
+        session.sync(given)
+    if me == 0:
+        (sums,) = session._transport.window_on_host(session._transport.node)._sums.values()
+        sums._unsearched[PLACE:] = 2**22 + 1  # no process has this number
+    if me == world.size - 1:
+        given["t1"][::1000] = np.nan
+    with pytest.raises(TransportError, match="reading the memory of another rank"):
+        session.sync(given)
+
+
+def test_a_rank_that_differs_in_every_step_lets_the_others_search_first(world, open_session, way):
+    """Its tensors are memory of the node, so its headers differ: then a search by the sum costs a round."""
+    session, me, sizes = opened(open_session, way), world.rank, (50_000, 20_000)
+    memory = session.empty(sum(sizes))
+    for step in range(8):
+        given = {f"t{n}": values(me, step, n, one, "float32") for n, one in enumerate(sizes)}
+        if me == 0:
+            memory[:] = np.concatenate([*given.values()])
+            given = dict(zip(given, np.split(memory, [sizes[0]])))
+        session.sync(given)
+        for n, one in enumerate(sizes):
+            assert given[f"t{n}"].tobytes() == mean(world.size, step, n, one, "float32").tobytes()
+    checks = [check.pending for _, check in session._engine.nonfinite._checks.values()]
+    assert checks == [me == 0]
 
 
 def test_a_small_call_between_large_ones_does_not_change_what_is_learnt_of_these(world, open_session, monkeypatch):
