@@ -64,13 +64,25 @@ def _learn(setup, flags, count):  # type: ignore[no-untyped-def]
 
 
 @host.inline
-def reduce_joint(  # type: ignore[no-untyped-def]
+def reduce(  # type: ignore[no-untyped-def]
     setup, heads, sizes, x, places, edges, place, span, rows, room, how, whole, reads, marks, flags, window, uses,
     epoch, pace, log,
 ):  # fmt: skip
-    """As ``reduce``, of one or several arrays that count as one; x: see ``large_sums.reduce_large``.
+    """One or several arrays that count as one become their sum over the ranks where it is read.
 
     If this rank finds values that must not be summed before it shows its header, it shows none: nothing has happened.
+
+    Args:
+        setup: int64, see above.
+        heads, sizes: uint8 and int64: receive the headers of all ranks and their sizes if they differ.
+        x, places, edges, place, span: the arrays, and where they lie, see ``large_sums.reduce_large``.
+        rows: the window as elements of their type; room: those of a chunk.
+        how: from ``reduction.arithmetic``.
+        whole: every rank sums all elements, which are one chunk, so that the barrier of the headers is the only one.
+        reads: whether this rank wants the shares of the others; if not, the arrays have no use afterwards.
+        marks, flags, window, uses, epoch, pace: as of ``agreed_copies.copies``.
+        log: as of ``shared_memory.barrier``; ``MET`` becomes the time at which all headers were found equal, in
+            nanoseconds; it stays 0 if they differ.
     """
     me, count, half = window[ME], window[COUNT], uses % 2
     starts, stride = _starts(window, half, rows.itemsize), window[STRIDE] // rows.itemsize
@@ -102,31 +114,6 @@ def reduce_joint(  # type: ignore[no-untyped-def]
     headers.note(marks, ENDED, log)
     setup[BEGAN], setup[DONE], setup[WORKED] = marks[BEGUN, 0], marks[ENDED, 0], log[BUSY]
     return True
-
-
-@host.inline
-def reduce(  # type: ignore[no-untyped-def]
-    setup, heads, sizes, x, place, span, rows, room, how, whole, reads, marks, flags, window, uses, epoch, pace, log,
-):  # fmt: skip
-    """``x`` becomes the sum over the ranks where it ``reads``; elsewhere it has no use afterwards.
-
-    Args:
-        setup: int64, see above.
-        heads, sizes: uint8 and int64: receive the headers of all ranks and their sizes if they differ.
-        place, span: where x lies, see ``large_sums.reduce_large``.
-        rows: the window as elements of x's type; room: those of a chunk.
-        how: from ``reduction.arithmetic``.
-        whole: every rank sums all of x, which is one chunk, so that the barrier of the headers is the only one.
-        reads: whether this rank wants the shares of the others.
-        marks, flags, window, uses, epoch, pace: as of ``agreed_copies.copies``.
-        log: as of ``shared_memory.barrier``; ``MET`` becomes the time at which all headers were found equal, in
-            nanoseconds; it stays 0 if they differ.
-    """
-    places, edges = large_sums.alone(x)
-    return reduce_joint(
-        setup, heads, sizes, x, places, edges, place, span, rows, room, how, whole, reads, marks, flags, window, uses,
-        epoch, pace, log,
-    )  # fmt: skip
 
 
 @host.inline

@@ -8,8 +8,6 @@ lie, so all of them choose alike; where only some are in a block, that costs a b
 
 from __future__ import annotations
 
-import numpy as np
-
 from espresso_mpi.compressors.kernels.cpu import host
 
 from ..data.reduction import sum_block
@@ -20,14 +18,6 @@ from .shared_memory import BLOCK, SATURATED, SHOWN, STAGE, STEP, WAY, await_all,
 
 _UNKNOWN, _BY_WINDOW, _ANEW, _WHERE_THEY_LIE, _BY_READS = range(5)
 """The ways; ``_ANEW``: by the window, after a barrier more, since not all ranks have shown their first chunk."""
-
-
-@host.inline
-def alone(x):  # type: ignore[no-untyped-def]
-    """One array as ``joint_sums`` takes several: its place and its edges."""
-    places, edges = np.empty(1, np.int64), np.empty(2, np.int64)
-    places[0], edges[0], edges[1] = x.ctypes.data, 0, x.size
-    return places, edges
 
 
 @host.inline

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from espresso_mpi.arrays import device
+
 from . import agreed_sums, headers, joint_reads, shared_memory
 from .agreed import Agreed, AgreedCall, How
 from .choice import Choice
@@ -75,6 +77,7 @@ class AgreedSums(AgreedCall):
         self._choice: tuple[Choice, np.ndarray] | None = None
         self._how, self._elements, self._run = how, window.elements(dtype), _NOTHING
         self._arrays = window.arrays
+        self._places, self._edges = np.zeros(1, np.int64), np.zeros(2, np.int64)  # of one array, see ``JointArray``
         width = np.dtype(dtype).itemsize * ALIGN
         self._room = min(window.half_bytes, CHUNK) // width * ALIGN
         self._part = min(window.half_bytes, CHUNK) // self._count // width * ALIGN
@@ -100,8 +103,9 @@ class AgreedSums(AgreedCall):
         chosen = self._chosen((x.size, 1), whole, check)
         if chosen.size and not place[joint_reads.NUMBER]:
             place = chosen
-        self._run = partial(agreed_sums.reduce, *self._shown(header, ignored), x, place, span, self._elements,
-                            self._room, self._how, whole, reads, *self._rest())  # fmt: skip
+        self._places[0], self._edges[1] = device.begin_of(x), x.size
+        self._run = partial(agreed_sums.reduce, *self._shown(header, ignored), x, self._places, self._edges, place,
+                            span, self._elements, self._room, self._how, whole, reads, *self._rest())  # fmt: skip
         return self._begun()
 
     def _is_whole(self, size: int, nbytes: int) -> bool:
@@ -149,7 +153,7 @@ class AgreedSums(AgreedCall):
         chosen = self._chosen((joint.size, len(joint.places)), whole or not has_room, check)
         place = chosen if chosen.size else NOWHERE
         nothing = self._elements[:0]
-        self._run = partial(agreed_sums.reduce_joint, *self._shown(header, ignored), nothing, joint.places, joint.edges,
+        self._run = partial(agreed_sums.reduce, *self._shown(header, ignored), nothing, joint.places, joint.edges,
                             place, nothing, self._elements, self._room, self._how, whole, True,
                             *self._rest())  # fmt: skip
         return self._begun()
