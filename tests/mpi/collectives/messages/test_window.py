@@ -17,7 +17,7 @@ from espresso_mpi.collectives.data.transfers import Transfer
 from espresso_mpi.collectives.messages import transport as transport_module
 from espresso_mpi.collectives.messages.agreement import allgather_json, gather_small
 from espresso_mpi.collectives.messages.joint import JointArray
-from espresso_mpi.collectives.messages.sum_calls import NO_LOOK
+from espresso_mpi.collectives.messages.sum_calls import NO_CHECK
 from espresso_mpi.collectives.messages.transport import Transport, TransportSettings
 from espresso_mpi.collectives.messages.waiting import WaitMonitor
 from espresso_mpi.errors import RankTimeoutError
@@ -211,13 +211,13 @@ def test_ranks_that_come_late(world, open_transport, background):
             continue
         elif kind == 4:  # a sum that begins with the headers, as all are equal but for the bit that may differ
             header = np.array([world.rank % 2, step, n % 251], np.uint8)
-            agreed = window.agreed_allreduce(header, 1, x, arithmetic(world.size, "float32"), NO_LOOK)
+            agreed = window.agreed_allreduce(header, 1, x, arithmetic(world.size, "float32"), NO_CHECK)
             assert agreed.met > 0
             expected = reduced(world.size, n, "float32", reduce_op)
         elif kind == 6:  # likewise, of several arrays
             joint = JointArray.of(np.array_split(x, min(n, step + 1)))
             agreed = window.agreed_allreduce_joint(
-                np.array([step], np.uint8), 0, joint, arithmetic(3, "float32"), NO_LOOK
+                np.array([step], np.uint8), 0, joint, arithmetic(3, "float32"), NO_CHECK
             )
             assert agreed.met > 0
             expected = reduced(world.size, n, "float32", ReduceOp("sum", 3))
@@ -226,7 +226,7 @@ def test_ranks_that_come_late(world, open_transport, background):
             if world.rank == 0:
                 headers = gather_small(transport, header, header.size)
             else:
-                headers = window.agreed_allreduce(header, 1, x, arithmetic(world.size, "float32"), NO_LOOK).headers
+                headers = window.agreed_allreduce(header, 1, x, arithmetic(world.size, "float32"), NO_CHECK).headers
             assert [found.tolist() for found in headers] == [[4 if r else 2, step] for r in range(world.size)]
         else:
             window.allreduce(x, "float32", (0, n), reduce_op)
