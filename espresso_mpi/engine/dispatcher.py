@@ -11,6 +11,7 @@ from typing import Any
 from ..arrays import device
 from ..collectives import ranges
 from ..collectives.lanes import LaneRunner
+from ..collectives.messages.sum_calls import NO_CHECK, ValueCheck
 from ..collectives.messages.transport import Transport
 from ..collectives.progress import Progress, RoundRobinRunner, Segment
 from ..options import Options
@@ -58,6 +59,7 @@ class Dispatcher(Piggybacking):
         pending_groups: tensors that wait for the rest of their group.
         tally: counts values that were clipped to the range of their type.
         executors: what runs each compressed bucket, in words.
+        expecting: whether ranks can expect calls.
     """
 
     def __init__(
@@ -66,7 +68,8 @@ class Dispatcher(Piggybacking):
     ) -> None:  # fmt: skip
         self._transport, self._options, self.sync_state, self._recorder = transport, options, sync_state, recorder
         self._nonfinite, self._finish, self._window = nonfinite, finish, fast_path.window_of(transport)
-        self.seed = options.seed
+        self.seed, self.expecting = options.seed, self._window is None
+        self.value_check = nonfinite.value_check if self._window is not None else _no_check
         self.tally: Counter[str] = Counter()
         self.running: dict[PendingCall, None] = {}
         self.pending_groups: PendingGroups[PendingCall] = PendingGroups()
@@ -352,3 +355,8 @@ def _brought(
     count = len(bucket.members)
     bringing = [calls[0]] * count if len(calls) == 1 else [calls[index] for index, _ in bucket.members]
     return bringing, [item.index in skips[index] for index, item in bucket.members] if any(skips) else [False] * count
+
+
+def _no_check(batch: Batch) -> ValueCheck:
+    """See ``NonFinite.value_check``, where sums do not search."""
+    return NO_CHECK

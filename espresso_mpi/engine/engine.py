@@ -11,13 +11,11 @@ from __future__ import annotations
 import time
 from collections import Counter
 
-from ..collectives.messages.sum_calls import ValueCheck
 from ..collectives.messages.transport import Transport
 from ..errors import ConfigError, MismatchError, PlanError, StateError
 from ..options import Options
 from ..state.store import SyncState
 from ..tracing.recording import Recorder
-from .batches import Batch
 from .calls import PendingCall
 from .dispatcher import Dispatcher
 from .driver import PAUSE, Driver
@@ -49,6 +47,7 @@ class Engine(Rounds):
         broken: the error after which no more calls are accepted; None: the engine works.
         nonfinite: counts what was skipped because of its values.
         unfinished: the calls that are not finished, by id.
+        value_check: tells how the sum of a dense call searches its values itself; not ``pending``: it does not.
     """
 
     def __init__(self, transport: Transport, options: Options, sync_state: SyncState, recorder: Recorder) -> None:
@@ -57,6 +56,7 @@ class Engine(Rounds):
         self.nonfinite = NonFinite(transport, recorder)
         self._driver = Driver(self, transport)
         self._dispatcher = Dispatcher(transport, options, sync_state, recorder, self.nonfinite, self._finish)
+        self.value_check = self._dispatcher.value_check
         self._negotiation = Negotiation(transport, self._finish, self._dispatcher)
         self._inbox = Inbox(self._driver, self.nonfinite.begin)
         self._ends = GpuEnds(self._end, self.tally)
@@ -150,10 +150,6 @@ class Engine(Rounds):
         except (ConfigError, MismatchError, PlanError, StateError) as error:  # on all ranks alike: it can continue
             call.error = error
         self._finish(call)
-
-    def value_check(self, batch: Batch) -> ValueCheck:
-        """See ``Dispatcher``."""
-        return self._dispatcher.value_check(batch)
 
     # --- negotiation rounds -------------------------------------------------------------------------------------------
 

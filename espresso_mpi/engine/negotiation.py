@@ -95,7 +95,13 @@ class RoundResult:
 
 
 class Numbered(Protocol):
-    """What is known of calls by their numbers: called on all ranks at once, and all of them get the same answers."""
+    """What is known of calls by their numbers: called on all ranks at once, and all of them get the same answers.
+
+    Attributes:
+        expecting: whether ranks can expect calls.
+    """
+
+    expecting: bool
 
     def forget_numbers(self) -> None:
         """The numbers have become invalid."""
@@ -182,6 +188,8 @@ class Negotiation(CallFailures):
         Args:
             idle: as of ``compare``.
         """
+        if not self._numbered.expecting:
+            return None
         number = self._expectation.next if idle else None
         asked = number if number is not None and self._numbered.expects(number) else None
         self._expectation.asked = asked
@@ -189,7 +197,8 @@ class Negotiation(CallFailures):
 
     def came(self, number: int) -> None:
         """All ranks have made a call in one exchange."""
-        self._expectation.came(number)
+        if self._numbered.expecting:
+            self._expectation.came(number)
 
     def compare(
         self,

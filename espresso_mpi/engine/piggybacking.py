@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 from ..collectives.bucket_program import BucketProgram
 from ..collectives.executor import Program
 from ..collectives.lanes import LaneRunner
-from ..collectives.messages.sum_calls import NO_CHECK, ValueCheck
+from ..collectives.messages.sum_calls import ValueCheck
 from ..collectives.messages.transport import Transport
 from ..collectives.progress import Progress, RoundRobinRunner, interleaved
 from ..options import Options
@@ -46,6 +46,7 @@ class Piggybacking:
     _fast: dict[int, tuple[Bucket, ...]]
     _window: Any
     _nonfinite: NonFinite
+    value_check: Callable[[Batch], ValueCheck]
     _dense: DensePiggybacks
     _arrangements: dict[tuple[int, ...], tuple[Bucket, ...]]
     runner: LaneRunner | RoundRobinRunner
@@ -55,10 +56,6 @@ class Piggybacking:
         if call.problem is not None or call.batch is None or self._options.debug:
             return False
         return self._piggybacks.knows(call.batch) or self.value_check(call.batch).pending
-
-    def value_check(self, batch: Batch) -> ValueCheck:
-        """How a dense sum searches the values of a call itself; not ``pending``: they are to be searched before."""
-        return NO_CHECK if self._window is None else self._nonfinite.value_check(batch)
 
     def piggyback(self, call: PendingCall, expected: int | None, search: bool = False) -> Piggyback | None:
         """The data of a call that may take the fast path; None if it may not.

@@ -91,6 +91,11 @@ class SharedArrays:
         self._begins = [part.begin for part in self._parts]
         return memory, ""
 
+    @property
+    def any(self) -> bool:
+        """Whether there are blocks."""
+        return bool(self._begins)
+
     def lies(self, x: np.ndarray, nowhere: np.ndarray) -> Lies:
         """Where a flat array lies.
 

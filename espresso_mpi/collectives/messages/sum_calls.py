@@ -76,7 +76,7 @@ class AgreedSums(AgreedCall):
         self._choices: dict[tuple[int, int], tuple[Choice, np.ndarray]] = {}
         self._choice: tuple[Choice, np.ndarray] | None = None
         self._how, self._elements, self._run = how, window.elements(dtype), _NOTHING
-        self._arrays = window.arrays
+        self._arrays, self._nothing = window.arrays, self._elements[:0]
         self._places, self._edges = np.zeros(1, np.int64), np.zeros(2, np.int64)  # of one array, see ``JointArray``
         width = np.dtype(dtype).itemsize * ALIGN
         self._room = min(window.half_bytes, CHUNK) // width * ALIGN
@@ -99,7 +99,7 @@ class AgreedSums(AgreedCall):
             As ``AgreedCopies.begin``.
         """
         whole = self._is_whole(x.size, x.nbytes)
-        place, span = self._arrays.lies(x, self._elements[:0])
+        place, span = self._arrays.lies(x, self._nothing) if self._arrays.any else (NOWHERE, self._nothing)
         chosen = self._chosen((x.size, 1), whole, check)
         if chosen.size and not place[joint_reads.NUMBER]:
             place = chosen
@@ -152,9 +152,8 @@ class AgreedSums(AgreedCall):
         has_room = joint.places.nbytes <= self._window.half_bytes
         chosen = self._chosen((joint.size, len(joint.places)), whole or not has_room, check)
         place = chosen if chosen.size else NOWHERE
-        nothing = self._elements[:0]
-        self._run = partial(agreed_sums.reduce, *self._shown(header, ignored), nothing, joint.places, joint.edges,
-                            place, nothing, self._elements, self._room, self._how, whole, True,
+        self._run = partial(agreed_sums.reduce, *self._shown(header, ignored), self._nothing, joint.places, joint.edges,
+                            place, self._nothing, self._elements, self._room, self._how, whole, True,
                             *self._rest())  # fmt: skip
         return self._begun()
 
