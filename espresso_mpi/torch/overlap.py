@@ -83,7 +83,7 @@ class Overlap:
             raise ConfigError(f"GradientSync: overlap={told!r}; expected True, False or 'auto'")
         self._session, self._told, self._name, self.now, self.singly = session, told, name, bool(told), False
         self._seconds: dict[bool, list[float]] | None = {True: [], False: []} if told == "auto" else None
-        self._steps, self._last = 0, 0.0
+        self._steps, self._began = 0, time.perf_counter()
         self.begin()
 
     @property
@@ -92,11 +92,13 @@ class Overlap:
         return self._seconds is None
 
     def begin(self) -> None:
-        """A step begins. If there is a plan, it says whether pushes are held, and whether each tensor has its time.
+        """The first gradient of a step is there. If there is a plan, it says whether pushes are held, and whether each
+        tensor has its time.
 
         All gradients of a held step travel by one call: that costs less than a push of each. While steps are watched
         for a plan, each gradient is pushed, because its time counts.
         """
+        self._began = time.perf_counter()
         if not self._session.planned:
             return
         plan, self._seconds = self._session.plan, None
@@ -104,14 +106,16 @@ class Overlap:
         self.singly = singly(self._session)
 
     def step_ended(self) -> None:
-        """A step has ended on every rank; collective when the last one that is measured has."""
+        """The gradients of a step are averaged; collective when those of the last step that is measured are.
+
+        What counts is the time since the first gradient: what a program does between two steps, such as a validation or
+        the step of another model, may take much longer than the difference.
+        """
         if self._seconds is None:
             return
         self._steps += 1
-        now, before = time.perf_counter(), self._last
         if self._steps > _WARM:
-            self._seconds[self.now].append(now - before)
-        self._last = now
+            self._seconds[self.now].append(time.perf_counter() - self._began)
         if self._steps < _WARM + 2 * _EACH:
             self.now = self._steps % 2 == 0
             return

@@ -10,6 +10,7 @@ import os
 import threading
 import weakref
 from datetime import timedelta
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from espresso_mpi.errors import ConfigError, EspressoError, GradientError, Misma
 
 torch = pytest.importorskip("torch")
 adapter = pytest.importorskip("espresso_mpi.torch")
+overlap = pytest.importorskip("espresso_mpi.torch.overlap")
 distributed = torch.distributed
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(300), pytest.mark.usefixtures("one_thread")]
@@ -105,6 +107,20 @@ class Shortened(torch.nn.Module):
 
     def forward(self, x, count):
         return self.layers[:count](x)
+
+
+@pytest.mark.parametrize("pushed", [1.0, 3.0])
+def test_only_the_time_since_the_first_gradient_says_whether_to_push(world, open_session, monkeypatch, pushed):
+    """A held step takes 2 seconds here. Whatever lies between the steps takes longer, and longer before held ones."""
+    now = [0.0]
+    monkeypatch.setattr(overlap, "time", SimpleNamespace(perf_counter=lambda: now[0]))
+    decision = overlap.Overlap("auto", open_session())
+    for step in range(16):
+        now[0] += 10.0 if decision.now else 20.0 + step
+        decision.begin()
+        now[0] += pushed if decision.now else 2.0
+        decision.step_ended()
+    assert decision.settled and decision.now is (pushed < 2.0)
 
 
 def test_the_hook_finds_out_when_buckets_travel(world, group, open_session):
