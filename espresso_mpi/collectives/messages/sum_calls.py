@@ -199,8 +199,9 @@ class AgreedSums(AgreedCall):
         """What they take last."""
         window, log = self._window, self._log
         log.fill(0)
-        log[shared_memory.LEAST], log[shared_memory.SEARCH] = self._check
-        log[shared_memory.UNDO] = self._undo
+        if self._check.limit:
+            log[shared_memory.LEAST], log[shared_memory.SEARCH] = self._check
+            log[shared_memory.UNDO] = self._undo
         epoch, uses = window.position
         return self.marks, window.flags, window.places, uses, epoch, self._waiter.pace, log
 
@@ -225,10 +226,11 @@ class AgreedSums(AgreedCall):
 
     def _end(self) -> None:
         """The sums are there; nothing refers to the arrays any more."""
-        log, self._run = self._log, _NOTHING
-        self._waiter.waited += int(log[shared_memory.WAITED]) * 1e-9
-        self._ended(max(1, int(log[shared_memory.STAGE])), *self._cost)  # a whole sum has one barrier, and no stages
-        self.saturated = int(log[shared_memory.SATURATED]) if self._counts else 0
+        log, self._run = self._log.tolist(), _NOTHING
+        if log[shared_memory.WAITED]:
+            self._waiter.waited += log[shared_memory.WAITED] * 1e-9
+        self._ended(log[shared_memory.STAGE] or 1, *self._cost)  # a whole sum has one barrier, and no stages
+        self.saturated = log[shared_memory.SATURATED] if self._counts else 0
         if self._choice is not None and not self._choice[0].settled:
             choice, times = self._choice
             times[:] = self._setup[_TIMES]
