@@ -31,7 +31,7 @@ from . import fast_path
 from .batches import Bucket
 
 _NOT_YET, _NO_PARTS = Agreed(0.0), Parts((), (), (), (), shared=True)
-_CHECK = LedgerInterval("check", "", agreed_copies.BEGUN, agreed_copies.ASKED)
+_CHECK = LedgerInterval("check", "", agreed_copies.SEARCHED, agreed_copies.ASKED)
 _AGREE = LedgerInterval("agree", "", agreed_copies.ASKED, agreed_copies.ANSWERED, share=(0.0, 1.0))
 
 

@@ -75,8 +75,9 @@ TABLE = LOGGED + LENGTH
 whether the call is new; the log; and the table. See ``copies``. One address is passed more quickly than 16 arguments:
 on cores that ranks share, what Python does before and after a copy takes as long as the copy of a MiB."""
 
-BEGUN, ASKED, ANSWERED, ENDED, MARKS = range(5)
-"""Rows of the marks: when the header was shown, when all were compared, and when the call ended."""
+SEARCHED, ASKED, ANSWERED, ENDED, MARKS = range(5)
+"""Rows of the marks: when a sum began to search its values, when the header was shown, when all were compared, and when
+the call ended."""
 
 SHOWN_AT = SLOT // 2
 """Where in its slot a rank shows what is no header: way, addresses and times, and four numbers for each rank."""

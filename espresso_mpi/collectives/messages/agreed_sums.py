@@ -9,7 +9,7 @@ from __future__ import annotations
 from espresso_mpi.compressors.kernels.cpu import host
 
 from . import headers, joint_sums, large_sums, shared_memory
-from .agreed_copies import ANSWERED, ASKED, BEGUN, ENDED
+from .agreed_copies import ANSWERED, ASKED, ENDED, SEARCHED
 from .joint_reads import NUMBER, UNSEARCHED
 from .shared_memory import BUSY, MET, ODD, SATURATED, SEARCH, SHOWN, STAGE, STEP, await_all, copy, store
 from .window_places import COUNT, ME, STARTS, STRIDE
@@ -88,7 +88,7 @@ def reduce(  # type: ignore[no-untyped-def]
     starts, stride = _starts(window, half, rows.itemsize), window[STRIDE] // rows.itemsize
     if log[STAGE] == 0:
         if log[SHOWN] == 0:
-            headers.note(marks, BEGUN, log)
+            headers.note(marks, SEARCHED, log)
             if log[SEARCH] and place[NUMBER] != UNSEARCHED and not joint_sums.search(places, edges, log):
                 log[ODD] = 1
                 return True
@@ -112,7 +112,7 @@ def reduce(  # type: ignore[no-untyped-def]
     if log[ODD]:
         return True
     headers.note(marks, ENDED, log)
-    setup[BEGAN], setup[DONE], setup[WORKED] = marks[BEGUN, 0], marks[ENDED, 0], log[BUSY]
+    setup[BEGAN], setup[DONE], setup[WORKED] = marks[SEARCHED, 0], marks[ENDED, 0], log[BUSY]
     return True
 
 

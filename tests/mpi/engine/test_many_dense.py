@@ -29,9 +29,8 @@ SIZES = {"small": (1, 200, 3), "chunk": (40_000, 7, 60_000), "large": (300_001, 
 @pytest.fixture(params=["window", "reads", "chosen"])
 def way(request, monkeypatch):
     """Sums pass the window, are read from the memory of other ranks (and searched then, if due), or by turns."""
-    monkeypatch.setattr(
-        base, "_limit_threads", lambda ranks: host.limit_threads(1)
-    )  # else larger ones are searched first
+    # with more threads, long arrays would be searched before the sum
+    monkeypatch.setattr(base, "_limit_threads", lambda ranks: host.limit_threads(1))
     if request.param == "window":
         monkeypatch.setenv("ESPRESSO_SINGLE_COPY", "0")
     if request.param == "reads":
@@ -51,6 +50,14 @@ def sums(monkeypatch):
         return headers
 
     monkeypatch.setattr(fast_path.NodePiggyback, "exchange", noted)
+    return found
+
+
+@pytest.fixture
+def given_up(monkeypatch):
+    """The sums that were not made, because they had found values that must not be summed."""
+    found, without_sum = [], AgreedSums._without_sum
+    monkeypatch.setattr(AgreedSums, "_without_sum", lambda self: found.append(self) or without_sum(self))
     return found
 
 
@@ -130,16 +137,14 @@ def test_a_rank_that_makes_another_call(world, open_session, way, sums):
     assert sums == [1] * 3
 
 
-NUMBERS = {"several": (30_000, 600_000, 7), "one": (600_000,), "short": (400,)}
+SEARCHED_SIZES = {"several": (30_000, 600_000, 7), "one": (600_000,), "short": (400,)}
 
 
 @pytest.mark.parametrize("who", ["sums search", "one has searched"])
-@pytest.mark.parametrize("sizes", NUMBERS)
-def test_values_that_are_not_finite_change_nothing(world, open_session, way, sizes, who, monkeypatch):
+@pytest.mark.parametrize("sizes", SEARCHED_SIZES)
+def test_values_that_are_not_finite_change_nothing(world, open_session, way, given_up, sizes, who, monkeypatch):
     """Wherever they are: in the share of the rank itself or of another one, in its first part or behind sums."""
-    found_by, without_sum = [], AgreedSums._without_sum
-    monkeypatch.setattr(AgreedSums, "_without_sum", lambda self: found_by.append("sum") or without_sum(self))
-    session, me, size, sizes = opened(open_session, way), world.rank, world.size, NUMBERS[sizes]
+    session, me, size, sizes = opened(open_session, way), world.rank, world.size, SEARCHED_SIZES[sizes]
     places = itertools.product(range(len(sizes)), (0.0, 0.49, 0.74, 1.0), (0, size - 1))
     found = []
     for step, (tensor, place, rank) in enumerate(itertools.chain([(0, 0.0, -1)] * 4, places)):
@@ -162,7 +167,7 @@ def test_values_that_are_not_finite_change_nothing(world, open_session, way, siz
             assert again[f"t{n}"].tobytes() == mean(size, step, n, one, "float32").tobytes(), (step, n)
     assert all(found)
     searched = who == "one has searched" and me == 1
-    assert found_by or me not in (0, size - 1) or searched, "the sum has found nothing of what this rank has"
+    assert given_up or me not in (0, size - 1) or searched, "the sum has found nothing of what this rank has"
 
 
 @pytest.mark.parametrize("odd_rank", [0, 1])
@@ -185,16 +190,14 @@ def test_a_rank_whose_array_is_memory_of_the_node(world, open_session, way, odd_
         assert x.tobytes() == (before if step == 6 else mean(size, step, 0, n, "float32")).tobytes(), step
 
 
-def test_sums_that_leave_the_range_are_made_with_smaller_values(world, open_session, way, monkeypatch):
+def test_sums_that_leave_the_range_are_made_with_smaller_values(world, open_session, way, given_up):
     """The search in the sum finds them, and the call is made anew."""
-    found_by, without_sum = [], AgreedSums._without_sum
-    monkeypatch.setattr(AgreedSums, "_without_sum", lambda self: found_by.append("sum") or without_sum(self))
     session = opened(open_session, way)
     for step in range(8):
         given = {f"t{n}": np.full(n, 3e38 if step > 3 else 1.0, np.float32) for n in (5, 400_000)}
         session.sync(given)
         assert all(np.allclose(x, 3e38 if step > 3 else 1.0, rtol=1e-6) for x in given.values())
-    assert len(found_by) == 4
+    assert len(given_up) == 4
 
 
 def test_calls_of_which_nothing_else_is_searched_are_searched_by_the_sum(world, open_session, way, monkeypatch):
