@@ -10,7 +10,7 @@ from ..compressors import Context
 from .data import reduction
 from .data.layout import Dense
 from .job import Job
-from .store_keys import StoreView, key_prefix
+from .store_keys import OWN, StoreView, key_prefix
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,10 @@ class Residuals:
             mean = self._kept(f"{point}-decoded", region, "mean", x)
             reduction.blend(mean, 1.0, 1.0, x)
             device.copy(x, mean)
+
+    def state(self, point: int, part: Dense) -> Context:
+        """A context with what the compressor keeps of a part."""
+        return Context(state=StoreView(self.job.store, self.prefix(point, part.start, part.stop) + OWN))
 
     def weigh(self, point: int, region: Dense, weight: float) -> None:
         """Record the weight of the residual of a region in the mean."""

@@ -27,6 +27,8 @@ class KernelCall:
         leading: bits of an element at the beginning of the payload that are final as soon as the element is encoded.
         grain: at whose multiples the elements of a payload may be cut, to be encoded or decoded part by part; 0: they
             may not be cut.
+        calls: kernels that it calls.
+        keeps: name of the state that it gets, as long as x, see ``Context.kept``; empty: none.
     """
 
     entry: Entry
@@ -34,3 +36,13 @@ class KernelCall:
     draws: bool = False
     grain: int = 0
     leading: int = 0
+    calls: tuple[KernelCall, ...] = ()
+    keeps: str = ""
+
+    @property
+    def passed(self) -> tuple[float, ...]:
+        """What the kernel gets: its parameters, then of each kernel that it calls the address and what that gets.
+
+        This loads the latter.
+        """
+        return (*self.parameters, *(word for call in self.calls for word in (float(call.entry.address), *call.passed)))

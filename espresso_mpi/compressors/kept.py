@@ -8,6 +8,7 @@ defaults, in order of index: 4.25 bits with ``int4``, 1.02 with ``onebit``. What
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from functools import lru_cache
 from statistics import NormalDist
 from typing import Any, ClassVar
@@ -15,9 +16,10 @@ from typing import Any, ClassVar
 import numpy as np
 
 from .base import Compressor
+from .by_address import Entry, KernelCall
 from .checks import check_choice, check_number
 from .context import Context
-from .kernels.cpu import positions, samples, sparse
+from .kernels.cpu import kept_entries, positions, samples, sparse
 from .registry import get
 
 VALUES = ("fp32", "fp16", "int8", "int4", "int2", "onebit")
@@ -46,6 +48,18 @@ class Rounded(Compressor):
     @property
     def _coder(self) -> Compressor:
         return _method(self.values)
+
+    def _by_address(
+        self, entry: Entry, n: int, k: int, choice: Sequence[float] = (), head: bool = False, keeps: str = ""
+    ) -> KernelCall:
+        """A kernel of ``kept_entries`` for at most k of n elements; ``head``: a plain payload begins with the count."""
+        where = positions.layout(n, k)
+        if self.values == "fp32":
+            return KernelCall(entry, (k, head, 0, *where, *choice), keeps=keeps)
+        calls = self._coder.encoder(k), self._coder.decoder(k)
+        assert calls[0] is not None and calls[1] is not None
+        numbers = 1 + len(calls[0].passed)
+        return KernelCall(entry, (k, head, numbers, *where, *choice), calls=(calls[0], calls[1]), keeps=keeps)
 
     def _decoded(self, payload: Any, where: positions.Layout, k: int, context: Context) -> Any:
         """The k values that a payload with coded positions holds, on its device."""
@@ -159,6 +173,21 @@ class Kept(Rounded):
         seen = self._decoded(payload, where, k, context)
         cuda_positions.scatter(*where.split(payload), where.low, seen, out, add, context)
 
+    # --- by address ---
+
+    def encoder(self, n: int) -> KernelCall | None:
+        choice = self._choice(n) if n else None
+        if choice is None:
+            return None
+        return self._by_address(choice[0], n, self.count(n), choice[1:], self.counted, next(iter(self.keeps), ""))
+
+    def decoder(self, n: int) -> KernelCall | None:
+        return self._by_address(kept_entries.decode_at, n, self.count(n), head=self.counted) if n else None
+
+    @abstractmethod
+    def _choice(self, n: int) -> tuple[Any, ...] | None:
+        """The kernel by address that chooses among n elements, and its numbers about the choice."""
+
     # --- plain payloads ---
 
     def _plain_bytes(self, k: int) -> int:
@@ -192,9 +221,9 @@ class Counted(Kept):
         """The rank of the threshold in the sample."""
         return samples.aim(n, self.count(n))
 
-    def _key(self) -> int | None:
-        """The bits of the threshold, as float32; None: it comes from the sample."""
-        return None
+    def _key(self) -> int:
+        """The bits of the threshold, as float32; 0: it comes from the sample."""
+        return 0
 
     def _momentum_cpu(self, x: np.ndarray, context: Context) -> sparse.Momentum | None:
         """What the values enter before the choice; None: nothing."""
@@ -211,6 +240,9 @@ class Counted(Kept):
         if not n:
             return None
         return self._gaussian_error(n, sparse.sampled_error(n, self.count(n)), self.count(n) / n)
+
+    def _choice(self, n: int) -> tuple[Any, ...] | None:
+        return (kept_entries.encode_at, *kept_entries.choice_of(n, self._quota(n), self._key(), self._aim(n)))
 
     def _choose_cpu(self, x: np.ndarray, plain: np.ndarray, residual: np.ndarray | None, context: Context) -> None:
         momentum, n = self._momentum_cpu(x, context), x.size

@@ -18,9 +18,10 @@ import numpy as np
 from numba import prange
 
 from .base import Compressor
+from .by_address import KernelCall
 from .checks import check_positive_int
 from .context import Context
-from .kernels.cpu import host
+from .kernels.cpu import entries, host
 from .kernels.cpu.quantiser import rounding_variance
 from .registry import register
 
@@ -61,6 +62,12 @@ class Natural(Compressor):
 
     def _decode_cpu(self, payload: np.ndarray, out: np.ndarray, add: bool, context: Context) -> None:
         _decode(out, *self._split(payload, out.size), self.block, add)
+
+    def encoder(self, n: int) -> KernelCall:
+        return KernelCall(_encode_at, (self.block,), draws=True, grain=self.block, leading=8)
+
+    def decoder(self, n: int) -> KernelCall:
+        return KernelCall(_decode_at, (self.block,), grain=self.block)
 
     def _encode_cuda(self, x: Any, payload: Any, residual: Any, context: Context) -> None:
         from .kernels.cuda import natural as cuda_natural
@@ -169,3 +176,33 @@ def _decode(out, codes, exponents, block, add):  # type: ignore[no-untyped-def]
         # Others than these only come from damage; they must not lead to infinity.
         exponent = min(max(np.int32(exponents[b]), np.int32(-126)), np.int32(126))
         _decode_block(out[start:stop], codes[start:stop], _power(exponent), add)
+
+
+# --- by address -------------------------------------------------------------------------------------------------------
+
+_encode_serial, _decode_serial = _encode.serial, _decode.serial
+
+
+@host.inline
+def _parts_at(payload, n, block, first, whole):  # type: ignore[no-untyped-def]
+    """The codes and the exponents of n elements of a payload."""
+    blocks = (n + block - 1) // block
+    return entries.bytes_at(payload + first, n), entries.codes8(payload + whole + first // block, blocks)
+
+
+@entries.Entry
+def _encode_at(x, n, payload, residual, state, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
+    block = np.int64(entries.doubles(parameters, 1)[0])
+    codes, exponents = _parts_at(payload, n, block, first, whole)
+    low, high = host.key_from(key, first)
+    kept = entries.floats(residual, n if residual else 0)
+    _encode_serial(entries.floats(x, n), kept, codes, exponents, block, low, high)
+    return 0
+
+
+@entries.Entry
+def _decode_at(x, n, payload, residual, state, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
+    block = np.int64(entries.doubles(parameters, 1)[0])
+    codes, exponents = _parts_at(payload, n, block, first, whole)
+    _decode_serial(entries.floats(x, n), codes, exponents, block, add != 0)
+    return 0

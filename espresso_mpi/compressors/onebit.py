@@ -49,9 +49,6 @@ class OneBit(signed.Scaled):
     def encoder(self, n: int) -> KernelCall:
         return KernelCall(_encode_at, (self.block,), grain=self.block, leading=1)
 
-    def decoder(self, n: int) -> KernelCall:
-        return KernelCall(_decode_at, (self.block,), grain=self.block)
-
 
 @host.Kernel
 def _encode(x, residual, words, scales, block):  # type: ignore[no-untyped-def]
@@ -78,26 +75,11 @@ def _encode(x, residual, words, scales, block):  # type: ignore[no-untyped-def]
     return cut
 
 
-_encode_serial, _decode_serial = _encode.serial, cpu_signs.decode.serial
-
-
-@host.inline
-def _parts_at(payload, n, block, first, whole):  # type: ignore[no-untyped-def]
-    """The sign words and the scales of n elements of a payload."""
-    scales = payload + 8 * ((whole + 63) // 64) + 4 * (first // block)
-    return entries.words(payload + first // 8, (n + 63) // 64), entries.floats(scales, (n + block - 1) // block)
+_encode_serial = _encode.serial
 
 
 @entries.Entry
-def _encode_at(x, n, payload, residual, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
+def _encode_at(x, n, payload, residual, state, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
     block = np.int64(entries.doubles(parameters, 1)[0])
-    words, scales = _parts_at(payload, n, block, first, whole)
+    words, scales, _ = cpu_signs.parts_at(payload, n, block, first, whole, 1)
     return _encode_serial(entries.floats(x, n), entries.floats(residual, n if residual else 0), words, scales, block)
-
-
-@entries.Entry
-def _decode_at(x, n, payload, residual, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
-    block = np.int64(entries.doubles(parameters, 1)[0])
-    words, scales = _parts_at(payload, n, block, first, whole)
-    _decode_serial(entries.floats(x, n), words, scales, entries.floats(0, 0), block, add != 0)
-    return 0

@@ -16,9 +16,10 @@ from typing import ClassVar
 import numpy as np
 from numba import prange
 
+from .by_address import KernelCall
 from .context import Context
 from .families import signed
-from .kernels.cpu import host
+from .kernels.cpu import entries, host
 from .kernels.cpu import signs as cpu_signs
 from .limit import LIMIT
 from .registry import register
@@ -47,6 +48,9 @@ class OneBitSGD(signed.Scaled):
     def _encode_cpu(self, x: np.ndarray, payload: np.ndarray, residual: np.ndarray | None, context: Context) -> None:
         words, means, lows = self._split(payload, x.size)
         context.cut = int(_encode(x, host.EMPTY if residual is None else residual, words, means, lows, self.block))
+
+    def encoder(self, n: int) -> KernelCall:
+        return KernelCall(_encode_at, (self.block,), grain=self.block, leading=1)
 
 
 @host.inline
@@ -81,3 +85,14 @@ def _encode(x, residual, words, means, lows, block):  # type: ignore[no-untyped-
         if kept.size:
             cpu_signs.add(kept, signs, -plus, minus)
     return cut
+
+
+_encode_serial = _encode.serial
+
+
+@entries.Entry
+def _encode_at(x, n, payload, residual, state, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
+    block = np.int64(entries.doubles(parameters, 1)[0])
+    words, means, lows = cpu_signs.parts_at(payload, n, block, first, whole, 2)
+    kept = entries.floats(residual, n if residual else 0)
+    return _encode_serial(entries.floats(x, n), kept, words, means, lows, block)

@@ -16,9 +16,10 @@ import numpy as np
 from numba import prange
 
 from .base import Compressor
+from .by_address import KernelCall
 from .context import Context
 from .families import signed
-from .kernels.cpu import host
+from .kernels.cpu import entries, host
 from .kernels.cpu import signs as cpu_signs
 from .registry import register
 
@@ -48,6 +49,12 @@ class SignSGD(Compressor):
     def _decode_cpu(self, payload: np.ndarray, out: np.ndarray, add: bool, context: Context) -> None:
         cpu_signs.decode(out, payload.view(np.uint64), cpu_signs.NONE, cpu_signs.NONE, cpu_signs.CHUNK, add)
 
+    def encoder(self, n: int) -> KernelCall:
+        return KernelCall(_encode_at, grain=64, leading=1)
+
+    def decoder(self, n: int) -> KernelCall:
+        return KernelCall(cpu_signs.decode_at, (cpu_signs.CHUNK, 0), grain=64)
+
     def _encode_cuda(self, x: Any, payload: Any, residual: Any, context: Context) -> None:
         from .kernels.cuda import signs as cuda_signs
 
@@ -71,3 +78,13 @@ def _encode(x, residual, words):  # type: ignore[no-untyped-def]
             cpu_signs.add(kept, signs, np.float32(-1.0), np.float32(1.0))
         else:
             cpu_signs.pack(values, signs)
+
+
+_encode_serial = _encode.serial
+
+
+@entries.Entry
+def _encode_at(x, n, payload, residual, state, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
+    words = entries.words(payload + first // 8, (n + 63) // 64)
+    _encode_serial(entries.floats(x, n), entries.floats(residual, n if residual else 0), words)
+    return 0

@@ -14,9 +14,10 @@ from typing import Any, ClassVar
 import numpy as np
 from numba import prange
 
+from .by_address import KernelCall
 from .checks import check_number
 from .context import Context
-from .kernels.cpu import host
+from .kernels.cpu import entries, host
 from .kernels.cpu import signs as cpu_signs
 from .optional import Keeps
 from .registry import register
@@ -56,6 +57,9 @@ class Signum(SignSGD):
         kept = host.EMPTY if residual is None else residual
         _encode(x, kept, momentum, payload.view(np.uint64), np.float32(self.beta))
 
+    def encoder(self, n: int) -> KernelCall:
+        return KernelCall(_encode_at, (self.beta,), grain=64, leading=1, keeps=_MOMENTUM)
+
     def _encode_cuda(self, x: Any, payload: Any, residual: Any, context: Context) -> None:
         from .kernels.cuda import signs as cuda_signs
 
@@ -91,3 +95,14 @@ def _encode(x, residual, momentum, words, beta):  # type: ignore[no-untyped-def]
         else:
             _advance(moved, values, beta)
             cpu_signs.pack(moved, signs)
+
+
+_encode_serial = _encode.serial
+
+
+@entries.Entry
+def _encode_at(x, n, payload, residual, state, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
+    words, beta = entries.words(payload + first // 8, (n + 63) // 64), np.float32(entries.doubles(parameters, 1)[0])
+    kept, momentum = entries.floats(residual, n if residual else 0), entries.floats(state, n)
+    _encode_serial(entries.floats(x, n), kept, momentum, words, beta)
+    return 0

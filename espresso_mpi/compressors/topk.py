@@ -18,7 +18,7 @@ import numpy as np
 
 from . import kept
 from .context import Context
-from .kernels.cpu import samples, sparse
+from .kernels.cpu import kept_entries, samples, sparse
 from .registry import register
 
 
@@ -49,11 +49,18 @@ class TopK(kept.Kept):
         share = self.count(n) / n if n else 1.0
         return self._gaussian_error(n, sparse.gaussian_error(share), share) if n else None
 
+    def _quota(self, n: int) -> sparse.Quota:
+        k = self.count(n)
+        return sparse.Quota(most=k, least=k, few=k, smallest=0)
+
+    def _choice(self, n: int) -> tuple[Any, ...]:
+        rank = samples.aim_above(n, self.count(n))
+        return (kept_entries.encode_at, *kept_entries.choice_of(n, self._quota(n), 0, rank))
+
     def _choose_cpu(self, x: np.ndarray, plain: np.ndarray, residual: np.ndarray | None, context: Context) -> None:
         _, indices, values = self._split(plain)
-        k = indices.size
-        quota = sparse.Quota(most=k, least=k, few=k, smallest=0)
-        sparse.encode(x, residual, None, quota, None, samples.aim_above(x.size, k), indices, values, context)
+        quota, rank = self._quota(x.size), samples.aim_above(x.size, indices.size)
+        sparse.encode(x, residual, None, quota, 0, rank, indices, values, context)
 
     def _choose_cuda(self, x: Any, plain: Any, residual: Any, context: Context) -> None:
         from .kernels.cuda import topk as cuda_topk

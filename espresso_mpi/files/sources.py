@@ -29,11 +29,14 @@ _NAME = re.compile(r"(\*|[\w.]+)(?:\s+as\s+\w+)?")
 _OWN = __name__.partition(".")[0]
 
 
-def renamed(function: Any, suffix: str) -> FunctionType:
-    """A copy of a function with more at the end of its qualified name, under which numba keeps what it compiles."""
-    made = FunctionType(
-        function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
-    )
+def renamed(function: Any, suffix: str, **bound: Any) -> FunctionType:
+    """A copy of a function with more at the end of its qualified name, under which numba keeps what it compiles.
+
+    Args:
+        bound: what some of the names of its module stand for in the copy.
+    """
+    names = {**function.__globals__, **bound} if bound else function.__globals__
+    made = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
     made.__doc__, made.__module__ = function.__doc__, function.__module__
     made.__qualname__ = function.__qualname__ + suffix
     return made

@@ -11,10 +11,11 @@ from espresso_mpi.compressors.by_address import KernelCall
 from espresso_mpi.tracing.recording import Kind
 
 from ..data import reduction
-from ..data.layout import Part
+from ..data.layout import Dense, Part
 from ..program import EncodeStep
 from .operations import (
     BUFFERS,
+    NOWHERE,
     Code,
     Drawn,
     KeptMemory,
@@ -57,7 +58,7 @@ class Emission:
         there = residuals + len(self._kept)
         keys, values = there + places_reached(self.reached, self.tensors), -(-self._scratch() // _LINE) * _LINE
         placed = [
-            replace(o, kept=o.kept + residuals if o.kept >= 0 else o.kept, key=o.key + keys if o.key >= 0 else o.key)
+            replace(o, kept=_after(residuals, o.kept), held=_after(residuals, o.held), key=_after(keys, o.key))
             for o in self.operations
         ]
         placed = [replace(o, other=there, offset=values) if o.code in _REACHING else o for o in placed]
@@ -94,13 +95,19 @@ class Emission:
     ) -> Operation:
         call = compressor.encoder(part.size)
         assert call is not None
-        key = -1
+        key = NOWHERE
         if call.draws:
             key = len(self._drawn)
             self._drawn.append(Drawn(tensor, step.point, part.start, step.who))
+        held = NOWHERE
+        if call.keeps:
+            held = len(self._kept)
+            self._kept.append(
+                KeptMemory(tensor, step.point, Dense(part.start, part.start + part.size), name=call.keeps)
+            )
         return Operation(
             Code.ENCODE, BUFFERS + tensor, part.start, part.size, buffer, part.offset, part.nbytes, kept,
-            part.start - step.region.start, key, self._parameters_of(call), call=call, whole=part.size,
+            part.start - step.region.start, key, self._parameters_of(call), call=call, whole=part.size, held=held,
         )  # fmt: skip
 
     def decode(self, code: Code, tensor: int, part: Part, compressor: Compressor, buffer: int) -> Operation:
@@ -118,7 +125,7 @@ class Emission:
         return self._place([float(exact), factor])
 
     def _parameters_of(self, call: KernelCall) -> int:
-        return self._place(call.parameters)
+        return self._place(call.passed)
 
     def _place(self, parameters: Sequence[float]) -> int:
         """Where parameters begin among all."""
@@ -183,6 +190,11 @@ class Emission:
             OperationSpan("wire", tensor, first, last, f"{op}@{level}", level, intra[tensor], inter[tensor], share)
             for tensor, share in enumerate(parts)
         ]
+
+
+def _after(first: int, place: int) -> int:
+    """The place that many places later, if it is one."""
+    return first + place if place != NOWHERE else NOWHERE
 
 
 def shares(total: float, weights: Sequence[int]) -> Iterator[tuple[float, float]]:

@@ -71,6 +71,7 @@ class Operation:
             memory the elements of other ranks are put, and bytes of those of one rank at a time.
         kept, kept_at: place of the residual, and the element of it that belongs to the first one.
         key: place of the key.
+        held: place of the state that the kernel gets.
         number: of ENCODE, DECODE and ADD: where the parameters begin; of DIVIDE and of sums: where the divisor is; of
             COPY: the other buffer; of TAKE, READ, FETCH, SEND and RECEIVE: the rank; of WAIT: the number of messages;
             of LAP: 1 at the end and -1 at the beginning; of TILES: elements of one.
@@ -99,6 +100,7 @@ class Operation:
     first: int = 0
     whole: int = 0
     scratch: bool = False
+    held: int = NOWHERE
 
     @property
     def row(self) -> tuple[int, ...]:
@@ -107,6 +109,7 @@ class Operation:
         return (
             self.code, self.tensor, self.at, self.size, self.buffer, self.offset, self.nbytes,
             self.kept, self.kept_at, self.key, self.number, self.other, address, self.first, self.whole, self.scratch,
+            self.held,
         )  # fmt: skip
 
     @property
@@ -136,8 +139,9 @@ class Operation:
         payload = f"{_memory(self.buffer)} [{self.offset}:{self.offset + self.nbytes}]"
         source = f"[{self.other}:{self.other + self.nbytes}]"
         kept = f" + residual at place {self.kept}" if self.kept != NOWHERE else ""
+        held = f" + state at place {self.held}" if self.held != NOWHERE else ""
         return {
-            Code.ENCODE: f"{elements}{kept} -> {payload}",
+            Code.ENCODE: f"{elements}{kept}{held} -> {payload}",
             Code.DECODE: f"{payload} -> {elements}",
             Code.ADD: f"{payload} + {elements}",
             Code.DIVIDE: elements,
@@ -172,12 +176,16 @@ def _memory(place: int) -> str:
 
 @dataclass(frozen=True)
 class KeptMemory:
-    """A residual that a table needs: of which tensor, encode point and region, and its weight in the mean."""
+    """A residual that a table needs: of which tensor, encode point and region, and its weight in the mean.
+
+    With a ``name`` it is the state of this name that the compressor keeps.
+    """
 
     tensor: int
     point: int
     region: Dense
-    weight: float
+    weight: float = 0.0
+    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -237,7 +245,7 @@ class OperationTable:
     Attributes:
         operations: in the order in which they run.
         tensors: number of tensors.
-        kept, drawn: what the places after the tensors are: residuals; what is reached, below; then keys.
+        kept, drawn: what the places after the tensors are: residuals and states; what is reached, below; then keys.
         reached: members of the node whose memory is read; 0: none is. The places are the addresses of the functions
             that read and that say where the error is, the processes of the members, and for each of these the addresses
             of its tensors, which LEARN writes.

@@ -214,14 +214,16 @@ class Active:
 
 
 def residuals_of(runner: TableRunner, arrays: Sequence[Any], jobs: Sequence[Job]) -> list[np.ndarray | None]:
-    """The residuals of a table, whose weights in the mean are noted; None without feedback."""
+    """The residuals and states of a table; the weights of residuals in the mean are noted. None without feedback."""
     return [
-        _residual(kept, jobs[kept.tensor], arrays[kept.tensor], runner.sizes[kept.tensor]) for kept in runner.table.kept
+        _array_of(kept, jobs[kept.tensor], arrays[kept.tensor], runner.sizes[kept.tensor]) for kept in runner.table.kept
     ]
 
 
-def _residual(kept: KeptMemory, job: Job, x: Any, n: int) -> np.ndarray | None:
+def _array_of(kept: KeptMemory, job: Job, x: Any, n: int) -> np.ndarray | None:
     region, residuals = kept.region, Residuals(job, n)
+    if kept.name:
+        return residuals.state(kept.point, region).kept(kept.name, region.size, x)
     key = residuals.prefix(kept.point, region.start, region.stop) + "residual"
     job.weights[key] = kept.weight
     if job.feedback.kind != "plain":

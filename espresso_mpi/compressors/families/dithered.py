@@ -9,10 +9,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from ..base import Compressor
+from ..by_address import KernelCall
 from ..checks import check_choice, check_positive_int
 from ..context import Context
 from ..kernels.cpu import host
-from ..kernels.cpu.dithering import decode, encode, kind, largest_step
+from ..kernels.cpu.dithering import decode, decode_at, encode, encode_at, is_narrow, kind, largest_step
 from ..kernels.cpu.quantiser import L2, MAX, Quantiser
 
 
@@ -41,14 +42,28 @@ class Dithering(Compressor):
         q = self.quantiser
         words, steps = self._split(payload, x.size)
         kept = host.EMPTY if residual is None else residual
-        rule = (np.int32(q.levels), q.norm, np.float32(q.clip), np.float32(q.top), np.float32(q.shrink(x.size)))
         low, high = host.key_words(context.key)
-        encode(x, kept, words, steps, kind(q.width), q.block, q.width, q.powers, *rule, low, high)
+        encode(x, kept, words, steps, kind(q.width), q.block, q.width, q.powers, *self._rule(x.size), low, high)
 
     def _decode_cpu(self, payload: np.ndarray, out: np.ndarray, add: bool, context: Context) -> None:
         q = self.quantiser
         words, steps = self._split(payload, out.size)
         decode(out, words, steps, kind(q.width), q.block, q.width, q.powers, np.int32(q.levels), largest_step(q), add)
+
+    def _rule(self, n: int) -> tuple[Any, ...]:
+        """How n elements are rounded."""
+        q = self.quantiser
+        return np.int32(q.levels), q.norm, np.float32(q.clip), np.float32(q.top), np.float32(q.shrink(n))
+
+    def encoder(self, n: int) -> KernelCall:
+        q = self.quantiser
+        numbers = (q.block, q.width, q.powers, *map(float, self._rule(n)))
+        return KernelCall(encode_at[is_narrow(q.width)], numbers, draws=True, grain=q.block)
+
+    def decoder(self, n: int) -> KernelCall:
+        q = self.quantiser
+        numbers = (q.block, q.width, q.powers, q.levels, float(largest_step(q)))
+        return KernelCall(decode_at[is_narrow(q.width)], numbers, grain=q.block)
 
     def _encode_cuda(self, x: Any, payload: Any, residual: Any, context: Context) -> None:
         from ..kernels.cuda import dithering as cuda_dithering

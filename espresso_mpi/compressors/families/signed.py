@@ -12,9 +12,10 @@ from espresso_mpi.arrays import device
 from espresso_mpi.errors import ConfigError
 
 from ..base import Compressor
+from ..by_address import KernelCall
 from ..checks import check_positive_int
 from ..context import Context
-from ..kernels.cpu.signs import NONE, decode, ends, vote, word_bytes
+from ..kernels.cpu.signs import NONE, decode, decode_at, ends, vote, word_bytes
 from ..schedule import ParameterSchedule
 
 Self = TypeVar("Self", bound="Blocked")
@@ -67,6 +68,9 @@ class Scaled(Blocked):
     def _decode_cpu(self, payload: np.ndarray, out: np.ndarray, add: bool, context: Context) -> None:
         words, highs, lows = self._split(payload, out.size)
         decode(out, words, highs, NONE if lows is None else lows, self.block, add)
+
+    def decoder(self, n: int) -> KernelCall:
+        return KernelCall(decode_at, (self.block, self.sides), grain=self.block)
 
     def _encode_cuda(self, x: Any, payload: Any, residual: Any, context: Context) -> None:
         from ..kernels.cuda import signs as cuda_signs

@@ -12,7 +12,7 @@ from espresso_mpi.collectives.messages.single_copy import SingleCopy, probe
 from espresso_mpi.collectives.messages.switches import EXECUTOR
 from espresso_mpi.collectives.messages.window_kernels import WindowKernels
 from espresso_mpi.collectives.tables import passes
-from espresso_mpi.compressors.topk import TopK
+from espresso_mpi.compressors.drive import Drive
 from espresso_mpi.engine import piggyback_limit
 from espresso_mpi.errors import ConfigError, EspressoError, RemoteError, TransportError
 from espresso_mpi.types import Route
@@ -86,8 +86,11 @@ def test_dense_tensors_between_nodes(world, monkeypatch, route, fused):
 
 
 METHODS = (
-    "int8:rounding=stochastic", "int4", "fp8_e4m3", "fp16", "bf16:rounding=stochastic", "topk:ratio=0.1", "signsgd",
+    "int8:rounding=stochastic", "int4", "fp8_e4m3", "fp16", "bf16:rounding=stochastic", "topk:ratio=0.1", "qsgd",
+    "dgc:ratio=0.1,values=int4", "signum", "drive",
 )  # fmt: skip
+BY_PYTHON = {"signum": "decode", "drive": "encode"}
+"""What has no kernel of theirs in a table: the result of a vote is no mean."""
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -96,6 +99,8 @@ def test_every_kernel_by_address(world, monkeypatch, method):
         faults, executors = differences(world, monkeypatch, nodes, compressor=method)
         assert not faults
         assert all(how.startswith("table of") for how in executors.values()), executors
+        by_python = f"{BY_PYTHON.get(method, '')} {method}"
+        assert all((by_python in how) == (method in BY_PYTHON) for how in executors.values()), executors
 
 
 def test_payloads_that_pass_the_window_in_chunks_and_take_several_messages(world, monkeypatch):
@@ -196,18 +201,18 @@ def test_what_tables_lack_runs_in_python_and_is_said(open_session, world, feedba
 
 @pytest.mark.parametrize("layout", [0, 2], ids=["window", "messages"])
 def test_a_rank_that_is_late_inside_a_table_is_named(world, monkeypatch, layout):
-    """The encode of topk runs in Python, so one rank can be late there: after the agreement, inside the table."""
-    last, encode, waits = world.size - 1, TopK._encode_cpu, [3]
+    """The encode of drive runs in Python, so one rank can be late there: after the agreement, inside the table."""
+    last, encode, waits = world.size - 1, Drive._encode_cpu, [3]
 
     def late(*arguments):
         if world.rank == last and waits:  # for the first of its parts
             time.sleep(waits.pop())
         encode(*arguments)
 
-    session = Session(world, compressor="topk", min_bytes=0, timeout=1, nodes=node_layouts(world.size)[layout])
+    session = Session(world, compressor="drive", min_bytes=0, timeout=1, nodes=node_layouts(world.size)[layout])
     session.sync({"w": values(world.rank, 0, 1000)})
     assert session.executors["w"].startswith("table of")
-    monkeypatch.setattr(TopK, "_encode_cpu", late)
+    monkeypatch.setattr(Drive, "_encode_cpu", late)
     with pytest.raises(RemoteError if world.rank == last else EspressoError) as caught:
         session.sync({"w": values(world.rank, 1, 1000)})
     texts = world.allgather(f"{type(caught.value).__name__}: {caught.value}")

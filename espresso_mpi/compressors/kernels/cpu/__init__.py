@@ -5,8 +5,8 @@
 - ``blocks``, ``block_errors``: block quantisers, and bounds of their errors.
 - ``dithering``, ``quantiser``, ``bit_planes``, ``packing``: stochastic levels, and codes of few bits.
 - ``signs``: signs and votes.
-- ``sparse``, ``sweeps``, ``samples``, ``magnitudes``, ``positions``: the elements of largest magnitude, and their
-  positions.
+- ``sparse``, ``sweeps``, ``samples``, ``magnitudes``, ``positions``, ``kept_entries``: the elements of largest
+  magnitude, and their positions.
 - ``linear_sparse``, ``chunk_choice``, ``topk_chunked``, ``clipping``: other sparsifiers.
 - ``dct``: the cosine transform.
 - ``deltas``: differences of neighbours, for ``bound``.

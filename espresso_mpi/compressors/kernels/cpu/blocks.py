@@ -328,7 +328,7 @@ def _codes_at(payload, n, block, per, first, whole):  # type: ignore[no-untyped-
 
 
 @entries.Entry
-def encode_at(x, n, payload, residual, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
+def encode_at(x, n, payload, residual, state, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
     """Parameters: block, codes in a byte, then ``how`` of ``encode``."""
     p = entries.doubles(parameters, 7)
     block, per = np.int64(p[0]), np.int64(p[1])
@@ -344,7 +344,7 @@ def encode_at(x, n, payload, residual, key, add, parameters, first, whole):  # t
 
 
 @entries.Entry
-def decode_at(x, n, payload, residual, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
+def decode_at(x, n, payload, residual, state, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
     """Parameters: block, codes in a byte, then ``how`` of ``decode``."""
     p = entries.doubles(parameters, 6)
     block, per = np.int64(p[0]), np.int64(p[1])

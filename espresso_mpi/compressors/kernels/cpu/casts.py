@@ -177,7 +177,7 @@ _encode, _decode = encode.serial, decode.serial
 
 
 @entries.Entry
-def encode_at(x, n, payload, residual, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
+def encode_at(x, n, payload, residual, state, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
     """Parameter: the rule."""
     rule = np.int64(entries.doubles(parameters, 1)[0])
     low, high = host.key_from(key, first)
@@ -186,7 +186,7 @@ def encode_at(x, n, payload, residual, key, add, parameters, first, whole):  # t
 
 
 @entries.Entry
-def decode_at(x, n, payload, residual, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
+def decode_at(x, n, payload, residual, state, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
     """Parameters: whether codes are halves, and the largest finite value."""
     p = entries.doubles(parameters, 2)
     _decode(entries.floats(x, n), entries.codes16(payload + 2 * first, n), p[0] != 0, np.float32(p[1]), add != 0)

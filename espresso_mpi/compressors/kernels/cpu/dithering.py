@@ -20,7 +20,7 @@ from numba.extending import intrinsic
 
 from espresso_mpi.compressors.limit import LIMIT
 
-from . import host, vectors
+from . import entries, host, vectors
 from .bit_planes import apply_group, number_at, pack, power_of
 from .quantiser import L2, MAX, Quantiser
 
@@ -39,9 +39,14 @@ def largest_step(q: Quantiser) -> np.float32:
 _NARROW, _WIDE = np.empty(0, np.int8), np.empty(0, np.int16)
 
 
+def is_narrow(width: int) -> bool:
+    """Whether a byte holds level numbers of that width."""
+    return width <= 8
+
+
 def kind(width: int) -> np.ndarray:
     """An array of the type that holds level numbers of that width."""
-    return _NARROW if width <= 8 else _WIDE
+    return _NARROW if is_narrow(width) else _WIDE
 
 
 # --- norms ------------------------------------------------------------------------------------------------------------
@@ -206,3 +211,68 @@ def decode(out, words, steps, kind, block, width, powers, levels, largest, add):
         first, last = chunk * per, min(steps.size, (chunk + 1) * per)
         part, some = out[first * block : min(out.size, last * block)], steps[first:last]
         _apply(part, words, first * each, some, kind, block, width, levels, largest, np.float32(1), powers, add)
+
+
+# --- by address -------------------------------------------------------------------------------------------------------
+
+_encode_serial, _decode_serial = encode.serial, decode.serial
+
+
+@host.inline
+def _parts_at(payload, n, block, width, first, whole):  # type: ignore[no-untyped-def]
+    """The words and the steps of n elements of a payload."""
+    each, rest = (block + 63) // 64 * width, (n % block + 63) // 64 * width
+    steps = payload + 8 * (whole // block * each + (whole % block + 63) // 64 * width)
+    before, blocks = first // block, (n + block - 1) // block
+    words = entries.words(payload + 8 * before * each, n // block * each + rest)
+    return words, entries.floats(steps + 4 * before, blocks)
+
+
+@host.inline
+def _encode_at(x, n, payload, residual, key, parameters, first, whole, kind):  # type: ignore[no-untyped-def]
+    p = entries.doubles(parameters, 8)
+    block, width = np.int64(p[0]), np.int64(p[1])
+    words, steps = _parts_at(payload, n, block, width, first, whole)
+    rule = (np.int32(p[3]), np.int64(p[4]), np.float32(p[5]), np.float32(p[6]), np.float32(p[7]))
+    low, high = host.key_from(key, first)
+    values, kept = entries.floats(x, n), entries.floats(residual, n if residual else 0)
+    _encode_serial(values, kept, words, steps, kind, block, width, p[2] != 0, *rule, low, high)
+    return 0
+
+
+@host.inline
+def _decode_at(x, n, payload, add, parameters, first, whole, kind):  # type: ignore[no-untyped-def]
+    p = entries.doubles(parameters, 5)
+    block, width, levels = np.int64(p[0]), np.int64(p[1]), np.int32(p[3])
+    words, steps = _parts_at(payload, n, block, width, first, whole)
+    out, largest = entries.floats(x, n), np.float32(p[4])
+    _decode_serial(out, words, steps, kind, block, width, p[2] != 0, levels, largest, add != 0)
+    return 0
+
+
+@entries.Entry
+def encode_narrow_at(x, n, payload, residual, state, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
+    """Parameters: block, width, powers, levels, norm, clip, top, shrink."""
+    return _encode_at(x, n, payload, residual, key, parameters, first, whole, np.empty(0, np.int8))
+
+
+@entries.Entry
+def encode_wide_at(x, n, payload, residual, state, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
+    return _encode_at(x, n, payload, residual, key, parameters, first, whole, np.empty(0, np.int16))
+
+
+@entries.Entry
+def decode_narrow_at(x, n, payload, residual, state, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
+    """Parameters: block, width, powers, levels, the largest step."""
+    return _decode_at(x, n, payload, add, parameters, first, whole, np.empty(0, np.int8))
+
+
+@entries.Entry
+def decode_wide_at(x, n, payload, residual, state, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
+    return _decode_at(x, n, payload, add, parameters, first, whole, np.empty(0, np.int16))
+
+
+encode_at = {True: encode_narrow_at, False: encode_wide_at}
+"""By ``is_narrow``."""
+
+decode_at = {True: decode_narrow_at, False: decode_wide_at}

@@ -19,16 +19,17 @@ from espresso_mpi.files.sources import with_digest
 
 from . import host
 
-_SIGNATURE = types.int64(*[types.int64] * 9)
+_ARGUMENTS = 10
+_SIGNATURE = types.int64(*[types.int64] * _ARGUMENTS)
 
 
 class Entry:
-    """A decorator: a function (x, n, payload, residual, key, add, parameters, first, whole) of int64 to int64.
+    """A decorator: a function (x, n, payload, residual, state, key, add, parameters, first, whole) of int64 to int64.
 
     Args:
-        function: gets the addresses of n float32 values, of a payload, of a residual of n values (0: none) and of
-            parameters, all float64; the key of the random bits; and whether a decode adds. The payload is that of
-            ``whole`` elements, of which the values are those from ``first`` on, a multiple of ``KernelCall.grain``;
+        function: gets the addresses of n float32 values, of a payload, of a residual and a state of n values (0: none),
+            and of parameters, all float64; the key of the random bits; and whether a decode adds. The payload is that
+            of ``whole`` elements, of which the values are those from ``first`` on, a multiple of ``KernelCall.grain``;
             the rest of it is left alone. An encode returns how many values it cut, a decode 0.
     """
 
@@ -57,6 +58,7 @@ def pointer_to(element: Any) -> Any:
 
 _float32, _float64, _uint64 = pointer_to(types.float32), pointer_to(types.float64), pointer_to(types.uint64)
 _int8, _uint16, _int64 = pointer_to(types.int8), pointer_to(types.uint16), pointer_to(types.int64)
+_uint8, _uint32 = pointer_to(types.uint8), pointer_to(types.uint32)
 
 
 @host.inline
@@ -74,6 +76,18 @@ def doubles(address, size):  # type: ignore[no-untyped-def]
 def words(address, size):  # type: ignore[no-untyped-def]
     """The uint64 array at an address."""
     return carray(_uint64(address), (size,))
+
+
+@host.inline
+def words32(address, size):  # type: ignore[no-untyped-def]
+    """The uint32 array at an address."""
+    return carray(_uint32(address), (size,))
+
+
+@host.inline
+def bytes_at(address, size):  # type: ignore[no-untyped-def]
+    """The uint8 array at an address."""
+    return carray(_uint8(address), (size,))
 
 
 @host.inline
@@ -95,12 +109,12 @@ def integers(address, size):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def call(typingctx, address, x, n, payload, residual, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
+def call(typingctx, address, x, n, payload, residual, state, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
     """Call the entry at an address."""
 
     def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
         word = ir.IntType(64)
-        function = builder.inttoptr(args[0], ir.FunctionType(word, [word] * 9).as_pointer())
+        function = builder.inttoptr(args[0], ir.FunctionType(word, [word] * _ARGUMENTS).as_pointer())
         return builder.call(function, args[1:])
 
-    return types.int64(*[types.int64] * 10), codegen
+    return types.int64(*[types.int64] * (1 + _ARGUMENTS)), codegen

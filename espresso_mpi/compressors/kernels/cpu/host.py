@@ -88,6 +88,28 @@ class Kernel:
                 set_num_threads(threads)
 
 
+class Composite:
+    """A function of several kernels and other composites of its module, which numba could compile.
+
+    For an array that needs no threads it is one compiled function, which calls the serial builds. For longer ones it
+    runs in Python, where each kernel uses its threads. The first argument must be an array; its size decides.
+
+    Attributes:
+        serial: the compiled function.
+    """
+
+    serial: Any
+
+    def __init__(self, function: Any) -> None:
+        self.__doc__, self._function = function.__doc__, function
+        names = function.__globals__.items()
+        serial = {name: value.serial for name, value in names if isinstance(value, Kernel | Composite)}
+        self.serial = _compile(renamed(function, "", **serial))
+
+    def __call__(self, first: np.ndarray, *rest: Any) -> Any:
+        return (self.serial if runs_serial(first.size) else self._function)(first, *rest)
+
+
 def runs_serial(size: int) -> bool:
     """Whether kernels of arrays of this size run on one thread."""
     if _threads == 1 or size < PARALLEL_MIN:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numba import prange
+from numba.extending import register_jitable
 
 from espresso_mpi.compressors.context import Context
 
@@ -59,12 +60,6 @@ def _layout(n: int, k: int, low: int) -> Layout:
     return Layout(low, -(-(((n - 1) >> low) + k) // 64), -(-k * low // 32))
 
 
-def write(indices: np.ndarray, count: int, highs: np.ndarray, lows: np.ndarray, low: int) -> None:
-    """Store the first ``count`` of the indices, which rise; the others are 0."""
-    _write_highs(highs, indices[:count], low)
-    _write_lows(lows, indices, low)
-
-
 @host.Kernel
 def _write_highs(highs, indices, low):  # type: ignore[no-untyped-def]
     for c in prange((highs.size + _WORDS - 1) // _WORDS):
@@ -103,6 +98,13 @@ def _write_lows(lows, indices, low):  # type: ignore[no-untyped-def]
     lows[(indices.size * low + 31) // 32 :] = np.uint32(0)
 
 
+@host.Composite
+def write(indices, count, highs, lows, low):  # type: ignore[no-untyped-def]
+    """Store the first ``count`` of the indices, which rise; the others are 0."""
+    _write_highs(highs, indices[:count], low)
+    _write_lows(lows, indices, low)
+
+
 @host.Kernel
 def _count(highs, before):  # type: ignore[no-untyped-def]
     for c in prange(before.size):
@@ -139,16 +141,28 @@ def _scatter(highs, lows, before, values, out, low, add):  # type: ignore[no-unt
                 j += 1
 
 
-def scatter(
-    highs: np.ndarray, lows: np.ndarray, low: int, values: np.ndarray, out: np.ndarray, add: bool, context: Context
-) -> None:
-    """Add the values to ``out`` at the stored positions, or write them there and zeros elsewhere."""
-    before = context.scratch("positions-before", -(-highs.size // _WORDS), np.int64, out)
+@register_jitable
+def parts_of(words: int) -> int:
+    """For how many parts of a bitmap ``put`` counts apart."""
+    return (words + _WORDS - 1) // _WORDS
+
+
+@host.Composite
+def put(out, highs, lows, low, values, before, add):  # type: ignore[no-untyped-def]
+    """As ``scatter``, with memory for ``parts_of`` counts."""
     _count(highs, before)
     sums_before(before)
     if not add:
         zero(out)
     _scatter(highs, lows, before, values, out, low, add)
+
+
+def scatter(
+    highs: np.ndarray, lows: np.ndarray, low: int, values: np.ndarray, out: np.ndarray, add: bool, context: Context
+) -> None:
+    """Add the values to ``out`` at the stored positions, or write them there and zeros elsewhere."""
+    before = context.scratch("positions-before", parts_of(highs.size), np.int64, out)
+    put(out, highs, lows, low, values, before, add)
 
 
 @host.Kernel

@@ -10,6 +10,7 @@ import math
 
 import numpy as np
 from numba import prange
+from numba.extending import register_jitable
 
 from . import host
 
@@ -36,7 +37,12 @@ def aim(n: int, k: int) -> int:
 
 def aim_above(n: int, k: int) -> int:
     """A rank whose magnitude more than k elements reach, but for four standard deviations of their count."""
-    size = sample_size(n)
+    return rank_above(n, sample_size(n), k)
+
+
+@register_jitable
+def rank_above(n: int, size: int, k: int) -> int:
+    """As ``aim_above``, in a sample of this size."""
     expected = k * size / n
     return k if size == n else int(expected + 4 * math.sqrt(expected) + 4)
 

@@ -15,7 +15,7 @@ from numba import prange
 from espresso_mpi.compressors.limit import LIMIT
 from espresso_mpi.compressors.schedule import ParameterSchedule
 
-from . import host
+from . import entries, host
 
 CHUNK = 1 << 14
 """Elements that a thread takes at a time in methods without blocks; a multiple of 64."""
@@ -94,6 +94,28 @@ def decode(out, words, scales, lows, block, adding):  # type: ignore[no-untyped-
             add(out[start:stop], signs, plus, minus)
         else:
             put(out[start:stop], signs, plus, minus)
+
+
+_decode_serial = decode.serial
+
+
+@host.inline
+def parts_at(payload, n, block, first, whole, sides):  # type: ignore[no-untyped-def]
+    """Of n elements of a payload: the sign words, and the scales; with 2 ``sides`` also those of negative elements."""
+    head, before, blocks = 8 * ((whole + 63) // 64), first // block, (n + block - 1) // block
+    scales, lows = payload + head + 4 * before, payload + head + 4 * ((whole + block - 1) // block + before)
+    words = entries.words(payload + first // 8, (n + 63) // 64)
+    return words, entries.floats(scales, blocks if sides else 0), entries.floats(lows, blocks if sides == 2 else 0)
+
+
+@entries.Entry
+def decode_at(x, n, payload, residual, state, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
+    """Parameters: block, and the magnitudes of a block."""
+    p = entries.doubles(parameters, 2)
+    block = np.int64(p[0])
+    words, scales, lows = parts_at(payload, n, block, first, whole, np.int64(p[1]))
+    _decode_serial(entries.floats(x, n), words, scales, lows, block, add != 0)
+    return 0
 
 
 @host.Kernel

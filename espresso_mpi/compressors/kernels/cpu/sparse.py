@@ -18,11 +18,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numba import prange
+from numba.extending import register_jitable
 
 from espresso_mpi.compressors.context import Context
 
 from . import host, samples
 from .magnitudes import BINS, kth
+from .samples import take_sample
 from .sweeps import CHUNK, copy, gather, recount, sums_before, sweep
 
 _LARGEST = np.float32(np.finfo(np.float32).max)
@@ -81,79 +83,112 @@ class Momentum(NamedTuple):
     factor: float
 
 
-class _Search:
-    """One encode's arrays and what is known so far."""
+class Room(NamedTuple):
+    """Scratch memory of a choice among n elements."""
 
-    def __init__(self, x: np.ndarray, residual: np.ndarray | None, momentum: Momentum | None, context: Context) -> None:
-        self.x = x
-        self.kept = host.EMPTY if residual is None else residual
-        self.momentum = host.EMPTY if momentum is None else momentum.values
-        self.decay, self.factor = (
-            (np.float32(0), np.float32(1))
-            if momentum is None
-            else (np.float32(momentum.decay), np.float32(momentum.factor))
-        )
-        self.values = self.kept if self.kept.size else self.momentum if self.momentum.size else x
-        n, chunks = x.size, -(-x.size // CHUNK)
-        self._context = context
-        self.masks = context.scratch("sparse-masks", -(-n // 64), np.uint64, x)
-        counts = context.scratch("sparse-counts", 2 * chunks + BINS, np.int64, x)
-        self.larger, self.equal, self._bins = counts[:chunks], counts[chunks : 2 * chunks], counts[2 * chunks :]
-        self.threshold = np.uint32(0)
-        self.above = self.reach = 0
+    sample: Any
+    """float32, ``samples.sample_size(n)``."""
+    found: Any
+    """float32, ``most_found``."""
+    masks: Any
+    """uint64, n/64."""
+    larger: Any
+    """int64, ``chunks_of(n)``, like ``equal``."""
+    equal: Any
+    bins: Any
+    """int64, ``BINS``."""
 
-    def sampled(self, rank: int, advanced: bool = False) -> int:
-        """The key of this rank in the sample; ``advanced``: after ``sweep``, when the values are there."""
-        n = self.x.size
-        sample = self._context.scratch("sparse-sample", samples.sample_size(n), np.float32, self.x)
-        kept, momentum = (host.EMPTY, host.EMPTY) if advanced else (self.kept, self.momentum)
-        samples.take_sample(
-            sample, self.values if advanced else self.x, kept, momentum, samples.stratum(n), self.decay, self.factor
-        )
-        return int(kth(sample, rank, self._bins)[0]) if rank <= sample.size else 0
 
-    def sweep(self, threshold: int) -> None:
-        """Make the values and test them."""
-        self.threshold = np.uint32(threshold)
-        arrays = (self.x, self.kept, self.momentum, self.masks, self.larger, self.equal)
-        sweep(*arrays, self.threshold, self.decay, self.factor)
-        self._sum_counts()
+@register_jitable
+def chunks_of(n: int) -> int:
+    """For how many parts of the data a choice counts apart."""
+    return (n + CHUNK - 1) // CHUNK
 
-    def test(self, threshold: int) -> None:
-        """Test the values, which are there."""
-        self.threshold = np.uint32(threshold)
-        arrays = (self.values, host.EMPTY, host.EMPTY, self.masks, self.larger, self.equal)
-        sweep(*arrays, self.threshold, self.decay, self.factor)
-        self._sum_counts()
 
-    def narrow(self, k: int) -> None:
-        """Make the k-th largest key the threshold. At least k elements reach the present one."""
-        if self.above < k <= self.reach:
-            return
-        candidates = self.values  # too many to be worth a copy, as when many are equal
-        if self.reach <= max(4 * k, samples.WHOLE):
-            candidates = self._context.scratch("sparse-found", self.reach, np.float32, self.x)
-            gather(self.values, self.masks, self.larger, self.equal, candidates)
-        self.threshold = np.uint32(kth(candidates, k, self._bins)[0])
-        recount(self.values, self.masks, self.larger, self.equal, self.threshold)
-        self._sum_counts()
+def most_found(n: int, k: int) -> int:
+    """How many candidates are copied at most, when the k largest are sought. More are read where they lie."""
+    return min(n, max(4 * k, samples.WHOLE))
 
-    def bracket(self, k: int) -> None:
-        """Find a threshold that at least k elements reach, and not many more if they differ."""
-        rank = samples.aim_above(self.x.size, k)
-        found = self.reach >= k and (self.above < k or self.reach <= max(4 * k, samples.WHOLE))
-        while not found:
-            self.test(self.sampled(rank, advanced=True))
-            found, rank = self.reach >= k, 4 * rank
 
-    def copy(self, wanted: int, indices: np.ndarray, sent: np.ndarray) -> None:
-        """Move the ``wanted`` largest to the payload."""
-        arrays = (self.values, self.kept, self.momentum, self.masks, self.larger, self.equal)
-        copy(*arrays, self.threshold, wanted - self.above, indices, sent)
+@host.Composite
+def _sampled(x, kept, momentum, blend, rank, width, room):  # type: ignore[no-untyped-def]
+    """The key of this rank in the sample; 0 if the sample is smaller."""
+    if rank > room.sample.size:
+        return 0
+    take_sample(room.sample, x, kept, momentum, width, blend[0], blend[1])
+    return np.int64(kth(room.sample, rank, room.bins)[0])
 
-    def _sum_counts(self) -> None:
-        self.above = sums_before(self.larger)
-        self.reach = self.above + sums_before(self.equal)
+
+@host.Composite
+def _swept(x, kept, momentum, blend, threshold, room):  # type: ignore[no-untyped-def]
+    """Make the values and test them; returns how many keys are above the threshold, and how many reach it."""
+    sweep(x, kept, momentum, room.masks, room.larger, room.equal, threshold, blend[0], blend[1])
+    above = sums_before(room.larger)
+    return above, above + sums_before(room.equal)
+
+
+@host.Composite
+def _bracket(values, empty, blend, k, threshold, above, reach, width, room):  # type: ignore[no-untyped-def]
+    """Find a threshold that at least k elements reach, and not many more if they differ; counts as ``_swept``."""
+    rank = samples.rank_above(values.size, room.sample.size, k)
+    good = reach >= k and (above < k or reach <= room.found.size)
+    while not good:
+        threshold = np.uint32(_sampled(values, empty, empty, blend, rank, width, room))
+        above, reach = _swept(values, empty, empty, blend, threshold, room)
+        good, rank = reach >= k, 4 * rank
+    return threshold, above, reach
+
+
+@host.Composite
+def _narrow(values, k, threshold, above, reach, room):  # type: ignore[no-untyped-def]
+    """Make the k-th largest key the threshold, if at least k elements reach the present one; how many are above it."""
+    if above < k <= reach:
+        return threshold, above
+    candidates = values  # too many to be worth a copy, as when many are equal
+    if reach <= room.found.size:
+        candidates = room.found[:reach]
+        gather(values, room.masks, room.larger, room.equal, candidates)
+    threshold = np.uint32(kth(candidates, k, room.bins)[0])
+    recount(values, room.masks, room.larger, room.equal, threshold)
+    above = sums_before(room.larger)
+    sums_before(room.equal)
+    return threshold, above
+
+
+@host.Composite
+def choose(x, kept, momentum, blend, quota, least_key, rank, width, room, indices, sent):  # type: ignore[no-untyped-def]
+    """Move large elements of what is to be compressed to the payload, in order of index; returns how many.
+
+    Args:
+        kept, momentum: the residual, and DGC's sum; empty: none.
+        blend: the factors of the momentum and of x, float32.
+        quota: most, least, few and smallest, see ``Quota``.
+        least_key: the key to reach; 0: that of ``rank`` in the sample.
+        rank: with such a key, what to look at first: if too many reach that, they need not be told from the others.
+        width: elements of which each run of the sample is taken, see ``samples.stratum``.
+        room: scratch memory.
+        indices, sent: receive them; of ``most`` elements. What is not used of them becomes zero.
+    """
+    most, least, few, smallest = quota
+    values = kept if kept.size else (momentum if momentum.size else x)
+    empty = kept[:0]
+    first = max(smallest, least_key, _sampled(x, kept, momentum, blend, rank, width, room))
+    threshold = np.uint32(first)
+    above, reach = _swept(x, kept, momentum, blend, threshold, room)
+    if 0 < least_key < first and reach <= most:
+        threshold = np.uint32(least_key)
+        above, reach = _swept(values, empty, empty, blend, threshold, room)
+    wanted = reach
+    enough = reach >= least or (threshold <= 1 and smallest == 1)
+    if reach > most or not enough:
+        wanted = most if enough else few
+        threshold, above, reach = _bracket(values, empty, blend, wanted, threshold, above, reach, width, room)
+        threshold, above = _narrow(values, wanted, threshold, above, reach, room)
+    ties = wanted - above
+    copy(values, kept, momentum, room.masks, room.larger, room.equal, threshold, ties, indices, sent)
+    indices[wanted:] = 0
+    sent[wanted:] = 0
+    return wanted
 
 
 def encode(
@@ -161,34 +196,26 @@ def encode(
     residual: np.ndarray | None,
     momentum: Momentum | None,
     quota: Quota,
-    threshold: int | None,
+    threshold: int,
     rank: int,
     indices: np.ndarray,
     sent: np.ndarray,
     context: Context,
 ) -> int:
-    """Move large elements of what is to be compressed to the payload, in order of index; returns how many.
-
-    Args:
-        threshold: the key to reach; None: that of ``rank`` in the sample.
-        rank: with a threshold, what to look at first: if too many reach that, they need not be told from the others.
-        indices, sent: receive them; of ``quota.most`` elements. What is not used of them becomes zero.
-    """
-    search = _Search(x, residual, momentum, context)
-    sampled = search.sampled(rank)
-    search.sweep(max(quota.smallest, sampled, threshold or 0))
-    if threshold is not None and search.threshold > threshold and search.reach <= quota.most:
-        search.test(threshold)
-    wanted = search.reach
-    enough = search.reach >= quota.least or (search.threshold <= 1 and quota.smallest == 1)
-    if search.reach > quota.most or not enough:
-        wanted = quota.most if enough else quota.few
-        search.bracket(wanted)
-        search.narrow(wanted)
-    search.copy(wanted, indices, sent)
-    indices[wanted:] = 0
-    sent[wanted:] = 0
-    return wanted
+    """As ``choose``."""
+    n, chunks = x.size, chunks_of(x.size)
+    counts = context.scratch("sparse-counts", 2 * chunks + BINS, np.int64, x)
+    room = Room(
+        context.scratch("sparse-sample", samples.sample_size(n), np.float32, x),
+        context.scratch("sparse-found", most_found(n, quota.most), np.float32, x),
+        context.scratch("sparse-masks", -(-n // 64), np.uint64, x),
+        counts[:chunks], counts[chunks : 2 * chunks], counts[2 * chunks :],
+    )  # fmt: skip
+    kept = host.EMPTY if residual is None else residual
+    sums = Momentum(host.EMPTY, 0, 1) if momentum is None else momentum
+    blend = (np.float32(sums.decay), np.float32(sums.factor))
+    numbers, width = tuple(quota), samples.stratum(n)
+    return int(choose(x, kept, sums.values, blend, numbers, threshold, rank, width, room, indices, sent))
 
 
 def split(payload: Any) -> tuple[Any, Any, Any]:
@@ -202,7 +229,7 @@ def encode_counted(
     residual: np.ndarray | None,
     momentum: Momentum | None,
     quota: Quota,
-    threshold: int | None,
+    threshold: int,
     rank: int,
     payload: np.ndarray,
     context: Context,
@@ -223,7 +250,8 @@ def zero(out):  # type: ignore[no-untyped-def]
 
 
 @host.Kernel
-def _scatter(indices, sent, out, add):  # type: ignore[no-untyped-def]
+def scatter(indices, sent, out, add):  # type: ignore[no-untyped-def]
+    """Add the values at their indices, or write them there."""
     for c in prange((indices.size + CHUNK - 1) // CHUNK):
         for j in range(c * CHUNK, min(indices.size, (c + 1) * CHUNK)):
             i = indices[j]
@@ -237,4 +265,4 @@ def decode(indices: np.ndarray, sent: np.ndarray, out: np.ndarray, add: bool) ->
     """Add the values to ``out`` at their indices, or write them there and zeros elsewhere."""
     if not add:
         zero(out)
-    _scatter(indices, sent, out, add)
+    scatter(indices, sent, out, add)

@@ -43,7 +43,7 @@ def encode(
     residual: Any,
     momentum: Momentum | None,
     quota: sparse.Quota,
-    threshold: int | None,
+    threshold: int,
     rank: int,
     payload: Any,
     context: Context,
@@ -52,13 +52,13 @@ def encode(
     scratch, totals = topk.scratch_of("sparse"), _totals()
     head, indices, sent = sparse.split(payload)
     gpu.zero(payload.view(np.float32))
-    _start(1, 1, scratch.state, totals, np.uint32(threshold or 0))
+    _start(1, 1, scratch.state, totals, np.uint32(threshold))
     keep, moving = residual is not None, momentum is not None
     moved = x if momentum is None else momentum.values
     factor = _one() if momentum is None or momentum.factor is None else momentum.factor
     decay = np.float32(0 if momentum is None else momentum.decay)
     arrays = (x, residual if keep else x, moved, factor, decay)
-    if threshold is None:
+    if not threshold:
         sample = context.scratch("sparse-sample", samples.sample_size(x.size), np.float32, x)
         grid = gpu.blocks(sample.size, gpu.THREADS)
         _SAMPLE[keep, moving](grid, gpu.THREADS, *arrays, sample, samples.stratum(x.size))
