@@ -27,8 +27,9 @@ class KernelCall:
         leading: bits of an element at the beginning of the payload that are final as soon as the element is encoded.
         grain: at whose multiples the elements of a payload may be cut, to be encoded or decoded part by part; 0: they
             may not be cut.
-        calls: kernels that it calls.
-        keeps: name of the state that it gets, as long as x, see ``Context.kept``; empty: none.
+        calls: kernels that it calls. They get no key, state or scratch memory, and call none themselves.
+        state: name of the state that it gets, as long as x, see ``Context.kept``; empty: none.
+        scratch: bytes of scratch memory that it gets.
     """
 
     entry: Entry
@@ -37,12 +38,21 @@ class KernelCall:
     grain: int = 0
     leading: int = 0
     calls: tuple[KernelCall, ...] = ()
-    keeps: str = ""
+    state: str = ""
+    scratch: int = 0
+
+    def __post_init__(self) -> None:
+        for call in self.calls:
+            if call.draws or call.calls or call.state or call.scratch:
+                raise ValueError(f"{call.entry.name}: expected a kernel that needs no key, state or scratch memory")
 
     @property
-    def passed(self) -> tuple[float, ...]:
-        """What the kernel gets: its parameters, then of each kernel that it calls the address and what that gets.
+    def passed(self) -> tuple[float | Entry, ...]:
+        """What the kernel gets: its parameters, then of each kernel that it calls the address and the parameters.
 
-        This loads the latter.
+        An entry stands for its address, which float64 holds exactly: those of processes are below 2⁴⁸.
         """
-        return (*self.parameters, *(word for call in self.calls for word in (float(call.entry.address), *call.passed)))
+        found: list[float | Entry] = [*self.parameters]
+        for call in self.calls:
+            found += [call.entry, *call.parameters]
+        return tuple(found)

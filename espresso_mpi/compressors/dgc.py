@@ -27,7 +27,7 @@ import numpy as np
 from . import kept
 from .checks import check_number
 from .context import Context
-from .kernels.cpu import clipping, kept_entries, sparse
+from .kernels.cpu import clipping, sparse
 from .limit import LIMIT
 from .optional import Keeps
 from .registry import register
@@ -83,11 +83,9 @@ class Dgc(kept.Counted):
         factor = cuda_sparse.clip_factor(x, self._limit(context), context) if self.clip else None
         return cuda_sparse.Momentum(context.kept("momentum", x.size, x), self.mu, factor)
 
-    def _choice(self, n: int) -> tuple[Any, ...] | None:
+    def _choice(self, n: int) -> kept.Choice | None:
         """None with clipping, whose factor is of the whole tensor."""
-        if self.clip:
-            return None
-        return (kept_entries.encode_at, *kept_entries.choice_of(n, self._quota(n), 0, self._aim(n), self.mu))
+        return None if self.clip else self._sampled_choice(n, self.mu, "momentum")
 
     def _quota(self, n: int) -> sparse.Quota:
         k = self.count(n)

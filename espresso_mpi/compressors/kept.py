@@ -8,10 +8,9 @@ defaults, in order of index: 4.25 bits with ``int4``, 1.02 with ``onebit``. What
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
 from functools import lru_cache
 from statistics import NormalDist
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -20,10 +19,27 @@ from .by_address import Entry, KernelCall
 from .checks import check_choice, check_number
 from .context import Context
 from .kernels.cpu import kept_entries, positions, samples, sparse
+from .optional import without_kernel
 from .registry import get
 
 VALUES = ("fp32", "fp16", "int8", "int4", "int2", "onebit")
 """How values may be stored."""
+
+
+class Choice(NamedTuple):
+    """How a kernel by address chooses elements.
+
+    Attributes:
+        entry: the kernel.
+        numbers: what it is told of the choice.
+        scratch: bytes of scratch memory that it needs for it.
+        state: as of ``KernelCall``.
+    """
+
+    entry: Entry
+    numbers: tuple[float, ...]
+    scratch: int = 0
+    state: str = ""
 
 
 class Rounded(Compressor):
@@ -48,18 +64,6 @@ class Rounded(Compressor):
     @property
     def _coder(self) -> Compressor:
         return _method(self.values)
-
-    def _by_address(
-        self, entry: Entry, n: int, k: int, choice: Sequence[float] = (), head: bool = False, keeps: str = ""
-    ) -> KernelCall:
-        """A kernel of ``kept_entries`` for at most k of n elements; ``head``: a plain payload begins with the count."""
-        where = positions.layout(n, k)
-        if self.values == "fp32":
-            return KernelCall(entry, (k, head, 0, *where, *choice), keeps=keeps)
-        calls = self._coder.encoder(k), self._coder.decoder(k)
-        assert calls[0] is not None and calls[1] is not None
-        numbers = 1 + len(calls[0].passed)
-        return KernelCall(entry, (k, head, numbers, *where, *choice), calls=(calls[0], calls[1]), keeps=keeps)
 
     def _decoded(self, payload: Any, where: positions.Layout, k: int, context: Context) -> Any:
         """The k values that a payload with coded positions holds, on its device."""
@@ -87,6 +91,11 @@ class Kept(Rounded):
     def _check_values(self) -> None:
         super()._check_values()
         object.__setattr__(self, "sparse", self.values == "fp32")
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        for hook in ("_choose_cpu", "_momentum_cpu"):
+            without_kernel(cls, hook, "_choice", Kept._choice)
 
     # --- sizes and promises ---
 
@@ -179,14 +188,32 @@ class Kept(Rounded):
         choice = self._choice(n) if n else None
         if choice is None:
             return None
-        return self._by_address(choice[0], n, self.count(n), choice[1:], self.counted, next(iter(self.keeps), ""))
+        form, calls = self._form(n)
+        scratch = choice.scratch + (kept_entries.scratch_to_store(self.count(n)) if calls else 0)
+        numbers = (*form, *choice.numbers)
+        return KernelCall(choice.entry, numbers, calls=calls, state=choice.state, scratch=scratch)
 
     def decoder(self, n: int) -> KernelCall | None:
-        return self._by_address(kept_entries.decode_at, n, self.count(n), head=self.counted) if n else None
+        if not n:
+            return None
+        form, calls = self._form(n)
+        scratch = (
+            kept_entries.scratch_to_decode(self.count(n), positions.layout(n, self.count(n)).highs) if calls else 0
+        )
+        return KernelCall(kept_entries.decode_at, form, calls=calls, scratch=scratch)
 
-    @abstractmethod
-    def _choice(self, n: int) -> tuple[Any, ...] | None:
-        """The kernel by address that chooses among n elements, and its numbers about the choice."""
+    def _choice(self, n: int) -> Choice | None:
+        """How a kernel by address chooses among n elements; None: there is none."""
+        return None
+
+    def _form(self, n: int) -> tuple[tuple[float, ...], tuple[KernelCall, ...]]:
+        """What kernels by address are told of the payload, and which ones they call."""
+        k = self.count(n)
+        where = positions.layout(n, k)
+        if self.values == "fp32":
+            return (k, self.counted, 0, *where), ()
+        calls = tuple(filter(None, (self._coder.encoder(k), self._coder.decoder(k))))
+        return (k, self.counted, 1 + len(calls[0].parameters), *where), calls
 
     # --- plain payloads ---
 
@@ -241,8 +268,13 @@ class Counted(Kept):
             return None
         return self._gaussian_error(n, sparse.sampled_error(n, self.count(n)), self.count(n) / n)
 
-    def _choice(self, n: int) -> tuple[Any, ...] | None:
-        return (kept_entries.encode_at, *kept_entries.choice_of(n, self._quota(n), self._key(), self._aim(n)))
+    def _choice(self, n: int) -> Choice | None:
+        return self._sampled_choice(n)
+
+    def _sampled_choice(self, n: int, decay: float = 0.0, state: str = "") -> Choice:
+        """By ``encode_at``; with a momentum of this decay and name, if one is given."""
+        numbers = kept_entries.choice_of(n, self._quota(n), self._key(), self._aim(n), decay)
+        return Choice(kept_entries.encode_at, numbers, kept_entries.scratch_to_choose(n, self.count(n)), state)
 
     def _choose_cpu(self, x: np.ndarray, plain: np.ndarray, residual: np.ndarray | None, context: Context) -> None:
         momentum, n = self._momentum_cpu(x, context), x.size

@@ -191,17 +191,17 @@ def _parts_at(payload, n, block, first, whole):  # type: ignore[no-untyped-def]
 
 
 @entries.Entry
-def _encode_at(x, n, payload, residual, state, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
+def _encode_at(x, n, payload, residual, state, work, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
     block = np.int64(entries.doubles(parameters, 1)[0])
     codes, exponents = _parts_at(payload, n, block, first, whole)
     low, high = host.key_from(key, first)
-    kept = entries.floats(residual, n if residual else 0)
+    kept = entries.floats_if(residual, n)
     _encode_serial(entries.floats(x, n), kept, codes, exponents, block, low, high)
     return 0
 
 
 @entries.Entry
-def _decode_at(x, n, payload, residual, state, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
+def _decode_at(x, n, payload, residual, state, work, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
     block = np.int64(entries.doubles(parameters, 1)[0])
     codes, exponents = _parts_at(payload, n, block, first, whole)
     _decode_serial(entries.floats(x, n), codes, exponents, block, add != 0)

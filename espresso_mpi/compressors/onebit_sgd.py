@@ -91,8 +91,8 @@ _encode_serial = _encode.serial
 
 
 @entries.Entry
-def _encode_at(x, n, payload, residual, state, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
+def _encode_at(x, n, payload, residual, state, work, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
     block = np.int64(entries.doubles(parameters, 1)[0])
     words, means, lows = cpu_signs.parts_at(payload, n, block, first, whole, 2)
-    kept = entries.floats(residual, n if residual else 0)
+    kept = entries.floats_if(residual, n)
     return _encode_serial(entries.floats(x, n), kept, words, means, lows, block)

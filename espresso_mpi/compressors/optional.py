@@ -238,9 +238,15 @@ class Bounded:
 class ByAddress:
     """Kernels that the compiled executor calls by their address, without Python.
 
-    Override both where ``_encode_cpu`` and ``_decode_cpu`` are one kernel each, which needs no state. They must write
-    the same bits. The executor asks; what is None runs in Python.
+    Override both where ``_encode_cpu`` and ``_decode_cpu`` are one kernel each. They must write the same bits. The
+    executor asks; what is None runs in Python. A subclass that overrides one of the two methods of a method with
+    kernels, and not that of its kernel, has none for it.
     """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        without_kernel(cls, "_encode_cpu", "encoder", ByAddress.encoder)
+        without_kernel(cls, "_decode_cpu", "decoder", ByAddress.decoder)
 
     def encoder(self, n: int) -> KernelCall | None:
         """What encodes n elements as ``_encode_cpu`` does, on one thread; None: there is no such kernel."""
@@ -249,6 +255,17 @@ class ByAddress:
     def decoder(self, n: int) -> KernelCall | None:
         """What decodes n elements as ``_decode_cpu`` does, on one thread; None: there is no such kernel."""
         return None
+
+
+def without_kernel(cls: type, work: str, kernel: str, none: Any) -> None:
+    """Give a class ``none`` as its ``kernel`` if it does the work in another way than the class that has the kernel."""
+    if _owner(cls, work) < _owner(cls, kernel):
+        setattr(cls, kernel, none)
+
+
+def _owner(cls: type, name: str) -> int:
+    """How far up its bases a class finds an attribute."""
+    return next((number for number, one in enumerate(cls.__mro__) if name in vars(one)), len(cls.__mro__))
 
 
 class GpuKernels:

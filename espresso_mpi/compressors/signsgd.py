@@ -52,9 +52,6 @@ class SignSGD(Compressor):
     def encoder(self, n: int) -> KernelCall:
         return KernelCall(_encode_at, grain=64, leading=1)
 
-    def decoder(self, n: int) -> KernelCall:
-        return KernelCall(cpu_signs.decode_at, (cpu_signs.CHUNK, 0), grain=64)
-
     def _encode_cuda(self, x: Any, payload: Any, residual: Any, context: Context) -> None:
         from .kernels.cuda import signs as cuda_signs
 
@@ -84,7 +81,7 @@ _encode_serial = _encode.serial
 
 
 @entries.Entry
-def _encode_at(x, n, payload, residual, state, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
+def _encode_at(x, n, payload, residual, state, work, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
     words = entries.words(payload + first // 8, (n + 63) // 64)
-    _encode_serial(entries.floats(x, n), entries.floats(residual, n if residual else 0), words)
+    _encode_serial(entries.floats(x, n), entries.floats_if(residual, n), words)
     return 0

@@ -58,7 +58,7 @@ class Signum(SignSGD):
         _encode(x, kept, momentum, payload.view(np.uint64), np.float32(self.beta))
 
     def encoder(self, n: int) -> KernelCall:
-        return KernelCall(_encode_at, (self.beta,), grain=64, leading=1, keeps=_MOMENTUM)
+        return KernelCall(_encode_at, (self.beta,), grain=64, leading=1, state=_MOMENTUM)
 
     def _encode_cuda(self, x: Any, payload: Any, residual: Any, context: Context) -> None:
         from .kernels.cuda import signs as cuda_signs
@@ -101,8 +101,8 @@ _encode_serial = _encode.serial
 
 
 @entries.Entry
-def _encode_at(x, n, payload, residual, state, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
+def _encode_at(x, n, payload, residual, state, work, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
     words, beta = entries.words(payload + first // 8, (n + 63) // 64), np.float32(entries.doubles(parameters, 1)[0])
-    kept, momentum = entries.floats(residual, n if residual else 0), entries.floats(state, n)
+    kept, momentum = entries.floats_if(residual, n), entries.floats(state, n)
     _encode_serial(entries.floats(x, n), kept, momentum, words, beta)
     return 0

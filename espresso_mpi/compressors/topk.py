@@ -53,9 +53,10 @@ class TopK(kept.Kept):
         k = self.count(n)
         return sparse.Quota(most=k, least=k, few=k, smallest=0)
 
-    def _choice(self, n: int) -> tuple[Any, ...]:
+    def _choice(self, n: int) -> kept.Choice | None:
         rank = samples.aim_above(n, self.count(n))
-        return (kept_entries.encode_at, *kept_entries.choice_of(n, self._quota(n), 0, rank))
+        numbers = kept_entries.choice_of(n, self._quota(n), 0, rank)
+        return kept.Choice(kept_entries.encode_at, numbers, kept_entries.scratch_to_choose(n, self.count(n)))
 
     def _choose_cpu(self, x: np.ndarray, plain: np.ndarray, residual: np.ndarray | None, context: Context) -> None:
         _, indices, values = self._split(plain)

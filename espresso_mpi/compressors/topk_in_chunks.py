@@ -72,8 +72,8 @@ class TopKInChunks(InChunks, kept.Kept):
     name = "topk_in_chunks"
     examples = ("topk_in_chunks:chunk=50,k=7", "topk_in_chunks:chunk=256,k=16,values=int2")
 
-    def _choice(self, n: int) -> tuple[Any, ...]:
-        return (kept_entries.encode_in_chunks_at, self.chunk, self.k)
+    def _choice(self, n: int) -> kept.Choice | None:
+        return kept.Choice(kept_entries.encode_in_chunks_at, (self.chunk, self.k))
 
     def _choose_cpu(self, x: np.ndarray, plain: np.ndarray, residual: np.ndarray | None, context: Context) -> None:
         _, indices, sent = self._split(plain)

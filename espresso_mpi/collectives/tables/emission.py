@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 
 from espresso_mpi.compressors import Compressor
-from espresso_mpi.compressors.by_address import KernelCall
+from espresso_mpi.compressors.by_address import Entry, KernelCall
 from espresso_mpi.tracing.recording import Kind
 
 from ..data import reduction
@@ -46,7 +46,7 @@ class Emission:
     operations: list[Operation] = field(default_factory=list)
     spans: list[OperationSpan] = field(default_factory=list)
     stages: list[PythonStage] = field(default_factory=list)
-    _parameters: list[float] = field(default_factory=list)
+    _parameters: list[float | Entry] = field(default_factory=list)
     _kept: list[KeptMemory] = field(default_factory=list)
     _drawn: list[Drawn] = field(default_factory=list)
     _marks: int = 0
@@ -58,14 +58,17 @@ class Emission:
         there = residuals + len(self._kept)
         keys, values = there + places_reached(self.reached, self.tensors), -(-self._scratch() // _LINE) * _LINE
         placed = [
-            replace(o, kept=_after(residuals, o.kept), held=_after(residuals, o.held), key=_after(keys, o.key))
+            replace(o, kept=_after(residuals, o.kept), state=_after(residuals, o.state), key=_after(keys, o.key))
             for o in self.operations
         ]
         placed = [replace(o, other=there, offset=values) if o.code in _REACHING else o for o in placed]
         rows = self.reached * max((o.nbytes for o in placed if o.code == Code.REACH), default=0)
+        work = values + rows
+        end = work + max((o.call.scratch for o in placed if o.call is not None), default=0)
+        placed = [replace(o, work=work) if o.call is not None else o for o in placed]
         return OperationTable(
             tuple(placed), self.tensors, tuple(self._kept), tuple(self._drawn), tuple(self._parameters),
-            tuple(self.spans), self._marks, tuple(self.stages), (*buffers, values + rows), messages, window, posted,
+            tuple(self.spans), self._marks, tuple(self.stages), (*buffers, end), messages, window, posted,
             self.reached,
         )  # fmt: skip
 
@@ -99,15 +102,13 @@ class Emission:
         if call.draws:
             key = len(self._drawn)
             self._drawn.append(Drawn(tensor, step.point, part.start, step.who))
-        held = NOWHERE
-        if call.keeps:
-            held = len(self._kept)
-            self._kept.append(
-                KeptMemory(tensor, step.point, Dense(part.start, part.start + part.size), name=call.keeps)
-            )
+        state = NOWHERE
+        if call.state:
+            state, region = len(self._kept), Dense(part.start, part.start + part.size)
+            self._kept.append(KeptMemory(tensor, step.point, region, state=call.state))
         return Operation(
             Code.ENCODE, BUFFERS + tensor, part.start, part.size, buffer, part.offset, part.nbytes, kept,
-            part.start - step.region.start, key, self._parameters_of(call), call=call, whole=part.size, held=held,
+            part.start - step.region.start, key, self._parameters_of(call), call=call, whole=part.size, state=state,
         )  # fmt: skip
 
     def decode(self, code: Code, tensor: int, part: Part, compressor: Compressor, buffer: int) -> Operation:
@@ -127,7 +128,7 @@ class Emission:
     def _parameters_of(self, call: KernelCall) -> int:
         return self._place(call.passed)
 
-    def _place(self, parameters: Sequence[float]) -> int:
+    def _place(self, parameters: Sequence[float | Entry]) -> int:
         """Where parameters begin among all."""
         self._parameters += parameters
         return len(self._parameters) - len(parameters)

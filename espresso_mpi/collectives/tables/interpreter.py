@@ -55,15 +55,16 @@ def _divide(values, exact, by):  # type: ignore[no-untyped-def]
 @host.inline
 def _call(row, tile, x, size, parameters, places, state):  # type: ignore[no-untyped-def]
     """Call a kernel for the elements of a tile."""
-    payload, kept, held, key = places[row[4]] + row[5], np.int64(0), np.int64(0), np.int64(0)
+    payload, kept, its_state, key = places[row[4]] + row[5], np.int64(0), np.int64(0), np.int64(0)
     if row[7] >= 0 and places[row[7]] != 0:
         kept = places[row[7]] + 4 * (row[8] + tile)
     if row[9] >= 0:
         key = places[row[9]]
     adding, at, first = np.int64(row[0] == _ADD), parameters.ctypes.data + 8 * row[10], row[13] + tile
     if row[16] >= 0:
-        held = places[row[16]] + 4 * first
-    cut = entries.call(row[12], x, size, payload, kept, held, key, adding, at, first, row[14])
+        its_state = places[row[16]] + 4 * first
+    work = places[SCRATCH] + row[17]
+    cut = entries.call(row[12], x, size, payload, kept, its_state, work, key, adding, at, first, row[14])
     state[STATE + row[1] - BUFFERS] += cut
 
 

@@ -1,7 +1,7 @@
 """A call that is made again and again: a table that runs with the exchange of headers as one compiled call.
 
-What stays equal from step to step is prepared once: buffers, addresses of residuals, memory of the interpreter. A step
-sets the address of its array, the keys of its random bits, and its header.
+What stays equal from step to step is prepared once: buffers, addresses of residuals and states, memory of the
+interpreter. A step sets the address of its array, the keys of its random bits, and its header.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from .running import (
     compiled_messages,
     count_cut,
     intervals_of,
+    kept_arrays,
     keys_of,
     places_of,
-    residuals_of,
     run_compiled,
 )
 
@@ -52,11 +52,11 @@ class RepeatedTable:
     ) -> None:
         table = runner.table
         self._runner, self._least = runner, least
-        self._residuals = residuals_of(runner, arrays, jobs)
-        self._copies = [None if kept is None else np.empty_like(kept) for kept in self._residuals]
+        self._kept = kept_arrays(runner, arrays, jobs)
+        self._copies = [None if kept is None else np.empty_like(kept) for kept in self._kept]
         self._buffers = [np.empty(max(room, _ALIGN), np.uint8) for room in table.room]
         self._arrays = slice(BUFFERS, BUFFERS + table.tensors)
-        self._places = places_of(runner, self._residuals)
+        self._places = places_of(runner, self._kept)
         self._places[:BUFFERS] = list(map(device.begin_of, self._buffers))
         self._keys = table.places[2]
         searched, asked = (table.marks + mark for mark in (piggyback.SEARCHED, piggyback.ASKED))
@@ -81,7 +81,7 @@ class RepeatedTable:
         """The set-up of ``piggyback``, but for the header; ``sizes``: elements of the tensors."""
         setup = [0] * piggyback.SIZES + list(sizes)
         setup[piggyback.TENSORS] = len(sizes)
-        for number, (kept, copy) in enumerate(zip(self._residuals, self._copies)):
+        for number, (kept, copy) in enumerate(zip(self._kept, self._copies)):
             if kept is not None and copy is not None:
                 setup += [self._arrays.stop + number, device.begin_of(copy), kept.nbytes]
         return np.array(setup, np.int64)
@@ -134,8 +134,8 @@ class RepeatedTable:
         """What all ranks have shown, whose headers differ; each begins with its header."""
 
     def undo(self) -> None:
-        """Leave the residuals as they were."""
-        for kept, before in zip(self._residuals, self._copies):
+        """Leave residuals and states as they were."""
+        for kept, before in zip(self._kept, self._copies):
             if kept is not None and before is not None:
                 kept[:] = before
 

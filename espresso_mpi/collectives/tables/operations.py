@@ -8,14 +8,14 @@ of random bits.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from espresso_mpi.compressors.by_address import KernelCall
+from espresso_mpi.compressors.by_address import Entry, KernelCall
 from espresso_mpi.tracing.recording import Kind
 
 from ..data.layout import Dense
@@ -71,7 +71,7 @@ class Operation:
             memory the elements of other ranks are put, and bytes of those of one rank at a time.
         kept, kept_at: place of the residual, and the element of it that belongs to the first one.
         key: place of the key.
-        held: place of the state that the kernel gets.
+        state: place of the state that the kernel gets; work: where in the scratch memory that of the kernel begins.
         number: of ENCODE, DECODE and ADD: where the parameters begin; of DIVIDE and of sums: where the divisor is; of
             COPY: the other buffer; of TAKE, READ, FETCH, SEND and RECEIVE: the rank; of WAIT: the number of messages;
             of LAP: 1 at the end and -1 at the beginning; of TILES: elements of one.
@@ -100,7 +100,8 @@ class Operation:
     first: int = 0
     whole: int = 0
     scratch: bool = False
-    held: int = NOWHERE
+    state: int = NOWHERE
+    work: int = 0
 
     @property
     def row(self) -> tuple[int, ...]:
@@ -109,7 +110,7 @@ class Operation:
         return (
             self.code, self.tensor, self.at, self.size, self.buffer, self.offset, self.nbytes,
             self.kept, self.kept_at, self.key, self.number, self.other, address, self.first, self.whole, self.scratch,
-            self.held,
+            self.state, self.work,
         )  # fmt: skip
 
     @property
@@ -139,9 +140,9 @@ class Operation:
         payload = f"{_memory(self.buffer)} [{self.offset}:{self.offset + self.nbytes}]"
         source = f"[{self.other}:{self.other + self.nbytes}]"
         kept = f" + residual at place {self.kept}" if self.kept != NOWHERE else ""
-        held = f" + state at place {self.held}" if self.held != NOWHERE else ""
+        state = f" + state at place {self.state}" if self.state != NOWHERE else ""
         return {
-            Code.ENCODE: f"{elements}{kept}{held} -> {payload}",
+            Code.ENCODE: f"{elements}{kept}{state} -> {payload}",
             Code.DECODE: f"{payload} -> {elements}",
             Code.ADD: f"{payload} + {elements}",
             Code.DIVIDE: elements,
@@ -178,14 +179,14 @@ def _memory(place: int) -> str:
 class KeptMemory:
     """A residual that a table needs: of which tensor, encode point and region, and its weight in the mean.
 
-    With a ``name`` it is the state of this name that the compressor keeps.
+    With a name as ``state`` it is what the compressor keeps by this name.
     """
 
     tensor: int
     point: int
     region: Dense
     weight: float = 0.0
-    name: str = ""
+    state: str = ""
 
 
 @dataclass(frozen=True)
@@ -249,7 +250,7 @@ class OperationTable:
         reached: members of the node whose memory is read; 0: none is. The places are the addresses of the functions
             that read and that say where the error is, the processes of the members, and for each of these the addresses
             of its tensors, which LEARN writes.
-        parameters: of kernels and divisions.
+        parameters: of kernels and divisions; an entry stands for its address.
         spans: what is recorded.
         marks: number of MARK operations.
         stages: what PYTHON operations run.
@@ -262,7 +263,7 @@ class OperationTable:
     tensors: int
     kept: Sequence[KeptMemory] = ()
     drawn: Sequence[Drawn] = ()
-    parameters: Sequence[float] = ()
+    parameters: Sequence[float | Entry] = ()
     spans: Sequence[OperationSpan] = ()
     marks: int = 0
     stages: Sequence[PythonStage] = ()
@@ -271,10 +272,11 @@ class OperationTable:
     window: int = 0
     posted: tuple[int, int] = (0, 0)
     reached: int = 0
-    values: np.ndarray = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "values", np.array([*self.parameters, 0.0], np.float64))
+    @cached_property
+    def values(self) -> np.ndarray:
+        """The parameters as kernels read them: float64. Loads those of which an address is among them."""
+        return np.array([*(one if isinstance(one, int | float) else one.address for one in self.parameters), 0.0])
 
     @cached_property
     def rows(self) -> np.ndarray:

@@ -1,8 +1,8 @@
 """The compiled part of calls that are made again: a whole table, and the exchange of headers in its first barrier.
 
 Everything that one synchronisation of small tensors needs is one call of ``run``: it looks for values that are too
-large, keeps copies of the residuals, runs the table up to the first barrier of the node, shows the header with the
-payload, compares the headers of all ranks behind the barrier, and runs the rest of the table.
+large, keeps copies of residuals and states, runs the table up to the first barrier of the node, shows the header with
+the payload, compares the headers of all ranks behind the barrier, and runs the rest of the table.
 """
 
 from __future__ import annotations

@@ -87,8 +87,8 @@ class PreparedRun:
 
     def __init__(self, runner: TableRunner, arrays: Sequence[Any], jobs: Sequence[Job], recorder: Recorder) -> None:
         table = runner.table
-        self.residuals = residuals_of(runner, arrays, jobs)
-        self._places = places_of(runner, self.residuals)
+        self.kept = kept_arrays(runner, arrays, jobs)
+        self._places = places_of(runner, self.kept)
         self._arrays = slice(BUFFERS, BUFFERS + table.tensors)
         self._recorder, self._table, self._names = recorder, table, [job.name for job in jobs]
         self._transport = runner.transport
@@ -171,7 +171,7 @@ class Active:
         self._runner, self._table, self._transport = runner, table, transport
         self.run, self.workspace = run, workspace
         prepared = run.prepared or PreparedRun(runner, run.arrays, run.jobs, run.recorder)
-        self._kept_alive = prepared.residuals
+        self._kept_alive = prepared.kept
         self._places = prepared.places(run.arrays)
         buffers = [workspace.payload_buffer(number, max(room, 1)) for number, room in enumerate(table.room)]
         self._places[:BUFFERS] = list(map(device.begin_of, buffers))
@@ -213,7 +213,7 @@ class Active:
 # --- what all runs of a table have in common --------------------------------------------------------------------------
 
 
-def residuals_of(runner: TableRunner, arrays: Sequence[Any], jobs: Sequence[Job]) -> list[np.ndarray | None]:
+def kept_arrays(runner: TableRunner, arrays: Sequence[Any], jobs: Sequence[Job]) -> list[np.ndarray | None]:
     """The residuals and states of a table; the weights of residuals in the mean are noted. None without feedback."""
     return [
         _array_of(kept, jobs[kept.tensor], arrays[kept.tensor], runner.sizes[kept.tensor]) for kept in runner.table.kept
@@ -222,8 +222,10 @@ def residuals_of(runner: TableRunner, arrays: Sequence[Any], jobs: Sequence[Job]
 
 def _array_of(kept: KeptMemory, job: Job, x: Any, n: int) -> np.ndarray | None:
     region, residuals = kept.region, Residuals(job, n)
-    if kept.name:
-        return residuals.state(kept.point, region).kept(kept.name, region.size, x)
+    if kept.state:
+        state = residuals.state(kept.point, region).kept(kept.state, region.size, x)
+        check_array(kept.state, state, np.float32, region.size, "cpu")
+        return state
     key = residuals.prefix(kept.point, region.start, region.stop) + "residual"
     job.weights[key] = kept.weight
     if job.feedback.kind != "plain":
@@ -235,12 +237,12 @@ def _array_of(kept: KeptMemory, job: Job, x: Any, n: int) -> np.ndarray | None:
     return found
 
 
-def places_of(runner: TableRunner, residuals: Sequence[np.ndarray | None]) -> np.ndarray:
+def places_of(runner: TableRunner, kept: Sequence[np.ndarray | None]) -> np.ndarray:
     """The places of a table, without those of buffers, tensors and keys."""
     table = runner.table
     first, there, keys = table.places
     places = np.zeros(keys + len(table.drawn), np.int64)
-    places[first:there] = [0 if kept is None else device.begin_of(kept) for kept in residuals]
+    places[first:there] = [0 if array is None else device.begin_of(array) for array in kept]
     if table.reached:
         read, _, errno = cross_memory.functions()
         places[there : there + 2 + table.reached] = read, errno, *runner.transport.single_copy.processes

@@ -13,7 +13,7 @@ from ..by_address import KernelCall
 from ..checks import check_choice, check_positive_int
 from ..context import Context
 from ..kernels.cpu import host
-from ..kernels.cpu.dithering import decode, decode_at, encode, encode_at, is_narrow, kind, largest_step
+from ..kernels.cpu.dithering import DECODERS, ENCODERS, decode, encode, is_narrow, kind, largest_step
 from ..kernels.cpu.quantiser import L2, MAX, Quantiser
 
 
@@ -58,12 +58,12 @@ class Dithering(Compressor):
     def encoder(self, n: int) -> KernelCall:
         q = self.quantiser
         numbers = (q.block, q.width, q.powers, *map(float, self._rule(n)))
-        return KernelCall(encode_at[is_narrow(q.width)], numbers, draws=True, grain=q.block)
+        return KernelCall(ENCODERS[is_narrow(q.width)], numbers, draws=True, grain=q.block)
 
     def decoder(self, n: int) -> KernelCall:
         q = self.quantiser
         numbers = (q.block, q.width, q.powers, q.levels, float(largest_step(q)))
-        return KernelCall(decode_at[is_narrow(q.width)], numbers, grain=q.block)
+        return KernelCall(DECODERS[is_narrow(q.width)], numbers, grain=q.block)
 
     def _encode_cuda(self, x: Any, payload: Any, residual: Any, context: Context) -> None:
         from ..kernels.cuda import dithering as cuda_dithering

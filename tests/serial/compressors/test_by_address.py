@@ -7,24 +7,47 @@ import numpy as np
 import pytest
 
 from espresso_mpi.compressors import Context, get, names
+from espresso_mpi.compressors.by_address import KernelCall
+from espresso_mpi.compressors.dgc import Dgc
+from espresso_mpi.compressors.kernels.cpu import kept_entries
+from espresso_mpi.compressors.qsgd import QSGD
+from espresso_mpi.compressors.signsgd import SignSGD
+from espresso_mpi.compressors.topk import TopK
+from espresso_mpi.compressors.topk_sampled import TopKSampled
 
 N, KEY = 5003, 0x0123456789ABCDEF
+SPARSE = ("topk", "topk_sampled", "topk_in_chunks", "threshold", "dgc")
 METHODS = (
     *(name for name in names() if get(name).encoder(N) is not None),
     "onebit:block=192", "int8:block=100,rounding=stochastic", "int2:block=65", "bf16:rounding=stochastic",
     "qsgd:levels=200,block=100", "natural:block=100", "onebit_sgd:block=192", "topk:values=int4",
     "dgc:ratio=0.1,values=int8", "threshold:value=1.5,values=fp16", "topk_in_chunks:chunk=100,k=7,values=onebit",
 )  # fmt: skip
-SIGNATURE = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 10)
+DECODED = tuple(method for method in METHODS if get(method).decoder(N) is not None)
+"""A vote is no mean: its payloads are decoded by Python."""
+SCALES = {"fp16": 60000, "threshold:value=1.5,values=fp16": 60000, "onebit_sgd": 1e37}
+"""By which normal values are multiplied, so that some are cut."""
+SIGNATURE = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 11)
+GUARD = 64
+"""Bytes behind memory that a kernel gets, which it must leave alone."""
+
+
+def guarded(nbytes):
+    """Memory with a guard behind it, and the guard."""
+    memory = np.full(nbytes + GUARD, 0xA5, np.uint8)
+    return memory[:nbytes], memory[nbytes:]
 
 
 def call(kernel, x, payload, residual, adding, first, last, state=None):
     """One part."""
-    parameters = np.array(kernel.passed, np.float64)
+    parameters = np.array([one if isinstance(one, int | float) else one.address for one in kernel.passed], np.float64)
     kept, held = (0 if array is None else array[first:].ctypes.data for array in (residual, state))
-    run = SIGNATURE(kernel.entry.address)
-    size, place = last - first, x[first:].ctypes.data
-    return run(place, size, payload.ctypes.data, kept, held, KEY, adding, parameters.ctypes.data, first, x.size)
+    work, guard = guarded(kernel.scratch)
+    run, place, numbers = SIGNATURE(kernel.entry.address), x[first:].ctypes.data, parameters.ctypes.data
+    scratch, size = work.ctypes.data, last - first
+    cut = run(place, size, payload.ctypes.data, kept, held, scratch, KEY, adding, numbers, first, x.size)
+    assert (guard == 0xA5).all()
+    return cut
 
 
 def parts(grain):
@@ -39,30 +62,37 @@ def parts(grain):
 @pytest.mark.parametrize("method", METHODS)
 def test_parts_make_the_whole(method, feedback):
     compressor, rng = get(method), np.random.default_rng(5)
-    x = rng.standard_normal(N, dtype=np.float32) * np.float32(60000 if method == "fp16" else 1)
+    x = rng.standard_normal(N, dtype=np.float32) * np.float32(SCALES.get(method, 1))
     residuals = [rng.standard_normal(N).astype(np.float32)] * 2 if feedback else [None, None]
     expected, found = (np.zeros(compressor.nbytes(N), np.uint8) for _ in range(2))
     residuals = [kept if kept is None else kept.copy() for kept in residuals]
     context, kernel = Context(key=KEY), compressor.encoder(N)
-    state = rng.standard_normal(N).astype(np.float32) if kernel.keeps else None
-    context.state = {kernel.keeps: state.copy()} if kernel.keeps else {}
+    state = rng.standard_normal(N).astype(np.float32) if kernel.state else None
+    context.state = {kernel.state: state.copy()} if kernel.state else {}
     compressor.encode(x, expected, residuals[0], context)
     cut = sum(call(kernel, x, found, residuals[1], 0, a, b, state) for a, b in parts(kernel.grain))
-    if kernel.keeps:
-        np.testing.assert_array_equal(state, context.state[kernel.keeps])
+    if kernel.state:
+        np.testing.assert_array_equal(state, context.state[kernel.state])
     np.testing.assert_array_equal(found, expected)
     np.testing.assert_array_equal(residuals[1], residuals[0])
-    assert cut == context.cut
+    assert cut == context.cut and (cut > 0) == (method in SCALES)
+    assert (kernel.grain == 0) == (compressor.name in SPARSE)
 
-    decoded, by_parts, kernel = np.empty(N, np.float32), np.empty(N, np.float32), compressor.decoder(N)
+
+@pytest.mark.parametrize("method", DECODED)
+def test_parts_are_decoded_to_the_whole(method):
+    compressor, kernel = get(method), get(method).decoder(N)
+    x, payload = np.random.default_rng(5).standard_normal(N, dtype=np.float32), np.zeros(compressor.nbytes(N), np.uint8)
+    compressor.encode(x, payload, None, Context(key=KEY))
+    decoded, by_parts = np.empty(N, np.float32), np.empty(N, np.float32)
     for decode, adding in ((compressor.decode, 0), (compressor.decode_add, 1)):
-        decode(expected, decoded, context)
+        decode(payload, decoded)
         for a, b in parts(kernel.grain):
-            call(kernel, by_parts, expected, None, adding, a, b)
+            call(kernel, by_parts, payload, None, adding, a, b)
         np.testing.assert_array_equal(by_parts, decoded)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", [method for method in METHODS if get(method).encoder(N).leading])
 def test_leading_bytes_are_final_as_soon_as_their_elements_are_encoded(method):
     kernel = get(method).encoder(N)
     x, whole, part = np.random.default_rng(6).standard_normal(N, dtype=np.float32), *np.zeros((2, 4 * N), np.uint8)
@@ -72,3 +102,61 @@ def test_leading_bytes_are_final_as_soon_as_their_elements_are_encoded(method):
         call(kernel, x, part, None, 0, a, b, states[1])
         final = b * kernel.leading // 8
         np.testing.assert_array_equal(part[:final], whole[:final])
+
+
+@pytest.mark.parametrize("ties", [False, True], ids=["different", "many equal"])
+@pytest.mark.parametrize("method", ["topk", "threshold:value=2.0,values=int4", "dgc:mu=0.5"])
+def test_a_choice_by_a_sample(method, ties):
+    """More elements than a sample has; with many equal ones it misleads."""
+    n, compressor = 3 * 65536 + 1003, get(method)
+    x = np.random.default_rng(7).standard_normal(n, dtype=np.float32)
+    x = np.rint(x) if ties else x
+    residuals, states = np.zeros((2, n), np.float32), np.zeros((2, n), np.float32)
+    expected, (found, guard) = np.zeros(compressor.nbytes(n), np.uint8), guarded(compressor.nbytes(n))
+    kernel, context = compressor.encoder(n), Context()
+    context.state = {"momentum": states[0]} if kernel.state else {}
+    for _ in range(2):
+        compressor.encode(x, expected, residuals[0], context)
+        call(kernel, x, found, residuals[1], 0, 0, n, states[1] if kernel.state else None)
+        np.testing.assert_array_equal(found, expected)
+        np.testing.assert_array_equal(residuals[1], residuals[0])
+        np.testing.assert_array_equal(states[1], states[0])
+    assert (guard == 0xA5).all()
+
+
+@pytest.mark.parametrize("method", [m for m in DECODED if m.partition(":")[0] in SPARSE])
+def test_damaged_payloads_write_to_nothing_else(method):
+    compressor, rng = get(method), np.random.default_rng(8)
+    kernel, memory, expected = compressor.decoder(N), np.empty(N + GUARD, np.float32), np.zeros(N, np.float32)
+    for fill in (*range(4), 255):
+        payload = rng.integers(0, 256, compressor.nbytes(N)).astype(np.uint8)
+        payload = np.full_like(payload, 255) if fill == 255 else payload
+        memory[:] = 7
+        compressor.decode(payload, expected)
+        call(kernel, memory[:N], payload, None, 0, 0, N)
+        np.testing.assert_array_equal(memory[:N], expected)
+        assert np.isfinite(expected).all() and (memory[N:] == 7).all()
+
+
+def test_numbers_of_a_choice_have_places():
+    assert len(kept_entries.choice_of(100, get("dgc")._quota(100), 0, 3)) == kept_entries.CHOICE
+
+
+def test_what_a_kernel_calls_needs_nothing_but_parameters():
+    with pytest.raises(ValueError, match="expected a kernel that needs no key"):
+        KernelCall(kept_entries.decode_at, calls=(get("int8:rounding=stochastic").encoder(N),))
+
+
+@pytest.mark.parametrize(
+    ("base", "hook", "kernel"),
+    [
+        (TopK, "_encode_cpu", "encoder"), (TopK, "_choose_cpu", "encoder"), (TopK, "_decode_cpu", "decoder"),
+        (TopKSampled, "_momentum_cpu", "encoder"), (Dgc, "_momentum_cpu", "encoder"),
+        (SignSGD, "_encode_cpu", "encoder"), (QSGD, "_decode_cpu", "decoder"),
+    ],
+)  # fmt: skip
+def test_a_subclass_that_works_in_another_way_has_no_kernel_for_it(base, hook, kernel):
+    changed = type("Changed", (base,), {hook: lambda self, *given: None})
+    mixed = type("Mixed", (changed, base), {})
+    assert getattr(changed(), kernel)(N) is None and getattr(mixed(), kernel)(N) is None
+    assert getattr(type("Same", (base,), {})(), kernel)(N) is not None

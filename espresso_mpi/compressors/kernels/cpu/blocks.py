@@ -328,14 +328,14 @@ def _codes_at(payload, n, block, per, first, whole):  # type: ignore[no-untyped-
 
 
 @entries.Entry
-def encode_at(x, n, payload, residual, state, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
+def encode_at(x, n, payload, residual, state, work, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
     """Parameters: block, codes in a byte, then ``how`` of ``encode``."""
     p = entries.doubles(parameters, 7)
     block, per = np.int64(p[0]), np.int64(p[1])
     scales, codes = _codes_at(payload, n, block, per, first, whole)
     how = (np.int64(p[2]), np.float32(p[3]), np.float32(p[4]), np.uint32(p[5]), np.uint32(p[6]))
     low, high = host.key_from(key, first)
-    values, kept = entries.floats(x, n), entries.floats(residual, n if residual else 0)
+    values, kept = entries.floats(x, n), entries.floats_if(residual, n)
     if per == 1:
         _encode(values, kept, scales, codes, block, how, low, high)
     else:
@@ -344,7 +344,7 @@ def encode_at(x, n, payload, residual, state, key, add, parameters, first, whole
 
 
 @entries.Entry
-def decode_at(x, n, payload, residual, state, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
+def decode_at(x, n, payload, residual, state, work, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
     """Parameters: block, codes in a byte, then ``how`` of ``decode``."""
     p = entries.doubles(parameters, 6)
     block, per = np.int64(p[0]), np.int64(p[1])

@@ -177,16 +177,16 @@ _encode, _decode = encode.serial, decode.serial
 
 
 @entries.Entry
-def encode_at(x, n, payload, residual, state, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
+def encode_at(x, n, payload, residual, state, work, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
     """Parameter: the rule."""
     rule = np.int64(entries.doubles(parameters, 1)[0])
     low, high = host.key_from(key, first)
-    kept = entries.floats(residual, n if residual else 0)
+    kept = entries.floats_if(residual, n)
     return _encode(entries.floats(x, n), kept, entries.codes16(payload + 2 * first, n), rule, low, high)
 
 
 @entries.Entry
-def decode_at(x, n, payload, residual, state, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
+def decode_at(x, n, payload, residual, state, work, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
     """Parameters: whether codes are halves, and the largest finite value."""
     p = entries.doubles(parameters, 2)
     _decode(entries.floats(x, n), entries.codes16(payload + 2 * first, n), p[0] != 0, np.float32(p[1]), add != 0)

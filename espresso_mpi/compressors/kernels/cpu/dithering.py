@@ -235,7 +235,7 @@ def _encode_at(x, n, payload, residual, key, parameters, first, whole, kind):  #
     words, steps = _parts_at(payload, n, block, width, first, whole)
     rule = (np.int32(p[3]), np.int64(p[4]), np.float32(p[5]), np.float32(p[6]), np.float32(p[7]))
     low, high = host.key_from(key, first)
-    values, kept = entries.floats(x, n), entries.floats(residual, n if residual else 0)
+    values, kept = entries.floats(x, n), entries.floats_if(residual, n)
     _encode_serial(values, kept, words, steps, kind, block, width, p[2] != 0, *rule, low, high)
     return 0
 
@@ -251,28 +251,28 @@ def _decode_at(x, n, payload, add, parameters, first, whole, kind):  # type: ign
 
 
 @entries.Entry
-def encode_narrow_at(x, n, payload, residual, state, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
+def encode_narrow_at(x, n, payload, residual, state, work, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
     """Parameters: block, width, powers, levels, norm, clip, top, shrink."""
     return _encode_at(x, n, payload, residual, key, parameters, first, whole, np.empty(0, np.int8))
 
 
 @entries.Entry
-def encode_wide_at(x, n, payload, residual, state, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
+def encode_wide_at(x, n, payload, residual, state, work, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
     return _encode_at(x, n, payload, residual, key, parameters, first, whole, np.empty(0, np.int16))
 
 
 @entries.Entry
-def decode_narrow_at(x, n, payload, residual, state, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
+def decode_narrow_at(x, n, payload, residual, state, work, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
     """Parameters: block, width, powers, levels, the largest step."""
     return _decode_at(x, n, payload, add, parameters, first, whole, np.empty(0, np.int8))
 
 
 @entries.Entry
-def decode_wide_at(x, n, payload, residual, state, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
+def decode_wide_at(x, n, payload, residual, state, work, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
     return _decode_at(x, n, payload, add, parameters, first, whole, np.empty(0, np.int16))
 
 
-encode_at = {True: encode_narrow_at, False: encode_wide_at}
+ENCODERS = {True: encode_narrow_at, False: encode_wide_at}
 """By ``is_narrow``."""
 
-decode_at = {True: decode_narrow_at, False: decode_wide_at}
+DECODERS = {True: decode_narrow_at, False: decode_wide_at}

@@ -19,18 +19,19 @@ from espresso_mpi.files.sources import with_digest
 
 from . import host
 
-_ARGUMENTS = 10
+_ARGUMENTS = 11
 _SIGNATURE = types.int64(*[types.int64] * _ARGUMENTS)
 
 
 class Entry:
-    """A decorator: a function (x, n, payload, residual, state, key, add, parameters, first, whole) of int64 to int64.
+    """A decorator: a function of int64 (x, n, payload, residual, state, work, key, add, parameters, first, whole).
 
     Args:
         function: gets the addresses of n float32 values, of a payload, of a residual and a state of n values (0: none),
-            and of parameters, all float64; the key of the random bits; and whether a decode adds. The payload is that
-            of ``whole`` elements, of which the values are those from ``first`` on, a multiple of ``KernelCall.grain``;
-            the rest of it is left alone. An encode returns how many values it cut, a decode 0.
+            of scratch memory, and of parameters, all float64; the key of the random bits; and whether a decode adds.
+            The payload is that of ``whole`` elements, of which the values are those from ``first`` on, a multiple of
+            ``KernelCall.grain``; the rest of it is left alone. An encode returns how many values it cut, a decode 0.
+            It allocates nothing that grows with n: numba only prints an exception here, and returns 0.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -65,6 +66,12 @@ _uint8, _uint32 = pointer_to(types.uint8), pointer_to(types.uint32)
 def floats(address, size):  # type: ignore[no-untyped-def]
     """The float32 array at an address."""
     return carray(_float32(address), (size,))
+
+
+@host.inline
+def floats_if(address, size):  # type: ignore[no-untyped-def]
+    """The same; empty at address 0."""
+    return floats(address, size if address else 0)
 
 
 @host.inline
@@ -109,7 +116,7 @@ def integers(address, size):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def call(typingctx, address, x, n, payload, residual, state, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
+def call(typingctx, address, x, n, payload, residual, state, work, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
     """Call the entry at an address."""
 
     def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]

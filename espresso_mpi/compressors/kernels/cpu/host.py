@@ -89,7 +89,9 @@ class Kernel:
 
 
 class Composite:
-    """A function of several kernels and other composites of its module, which numba could compile.
+    """A function of several kernels and composites, which numba could compile.
+
+    These must be names in its module, above it: in the compiled function, the names stand for the serial builds.
 
     For an array that needs no threads it is one compiled function, which calls the serial builds. For longer ones it
     runs in Python, where each kernel uses its threads. The first argument must be an array; its size decides.

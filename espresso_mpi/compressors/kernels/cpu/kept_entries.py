@@ -1,7 +1,7 @@
 """The payloads of ``compressors.kept`` by address: the choice of the largest elements, their values, the way back.
 
-Parameters are ``FORM`` numbers about the payload, in an encode those about the choice, and where another method stores
-the values, the addresses and the parameters of its two kernels, see ``KernelCall.calls``.
+Parameters are the numbers about the payload, then, of an encode, those about the choice, and then, where another method
+stores the values, the addresses and the parameters of its two kernels, see ``KernelCall.calls``.
 """
 
 from __future__ import annotations
@@ -12,18 +12,39 @@ from . import chunk_choice, entries, host, positions, samples, sparse
 from .magnitudes import BINS
 from .sparse import Room
 
-FORM = 6
-"""Slots for elements; whether a plain payload says how many of them are used; how many numbers the first of the kernels
-of the values has, 0 if these are stored as they are; low bits of a position, words of the bitmap, words of low bits."""
+SLOTS, COUNTED, FIRST, LOW, HIGHS, LOWS, FORM = range(7)
+"""Places of the numbers about the payload, and how many these are: slots for elements; whether a plain payload says how
+many of them are used; how many numbers the first kernel of the values has, 0 if these are stored as they are; and the
+layout of the positions: low bits of one, words of the bitmap, words of low bits."""
 
-CHOICE = 10
-"""How many numbers ``choice_of`` returns."""
+MOST, LEAST, FEW, SMALLEST, LEAST_KEY, RANK, WIDTH, SAMPLE, FOUND, DECAY, CHOICE = range(11)
+"""Those about the choice by ``sparse.choose``: its quota, least key, rank and width, the lengths of its scratch memory,
+and the factor of the momentum."""
+
+CHUNK, K, CHOICE_IN_CHUNKS = range(3)
+"""Those about the choice by ``chunk_choice.choose``."""
 
 
 def choice_of(n: int, quota: sparse.Quota, least_key: int, rank: int, decay: float = 0.0) -> tuple[float, ...]:
     """What ``encode_at`` is told of a choice among n elements; see ``sparse.choose``. ``decay``: of the momentum."""
     room = samples.stratum(n), samples.sample_size(n), sparse.most_found(n, quota.most)
     return *quota, least_key, rank, *room, decay
+
+
+def scratch_to_choose(n: int, most: int) -> int:
+    """Bytes of scratch memory that ``encode_at`` needs to choose at most so many of n elements."""
+    words = -(-n // 64) + 2 * sparse.chunks_of(n) + BINS
+    return 8 * words + 4 * (samples.sample_size(n) + sparse.most_found(n, most))
+
+
+def scratch_to_store(k: int) -> int:
+    """Bytes more that encodes need where another method stores k values: for their positions, and twice for them."""
+    return 12 * k
+
+
+def scratch_to_decode(k: int, highs: int) -> int:
+    """Bytes that ``decode_at`` needs where another method stores the values; ``highs``: words of the bitmap."""
+    return 8 * positions.parts_of(highs) + 4 * k
 
 
 _choose, _choose_in_chunks, _zero, _scatter = (
@@ -41,89 +62,101 @@ def _plain_at(payload, counted, k):  # type: ignore[no-untyped-def]
 
 @host.inline
 def _coded_at(payload, form):  # type: ignore[no-untyped-def]
-    """The positions of a payload, as bitmap and low bits, and where its values begin."""
-    highs, lows = np.int64(form[4]), np.int64(form[5])
-    words = (8 * highs + 4 * lows + 15) // 16 * 4 - 2 * highs
-    begin = payload + 8 * highs
-    return entries.words(payload, highs), entries.words32(begin, words), begin + 4 * words
+    """As ``positions.Layout.split``; and where the values begin."""
+    highs, lows = np.int64(form[HIGHS]), np.int64(form[LOWS])
+    begin, nbytes = 8 * highs, (8 * highs + 4 * lows + 15) // 16 * 16
+    words = entries.words32(payload + begin, (nbytes - begin) // 4)
+    return entries.words(payload, highs), words, payload + nbytes
 
 
 @host.inline
 def _values_call(way, x, k, payload, form, parameters):  # type: ignore[no-untyped-def]
     """Encode values by another method, ``way`` 0, or decode them, 1; returns how many it cut."""
-    place = parameters + 8 * np.int64(form[2]) * way
+    place = parameters + 8 * np.int64(form[FIRST]) * way
     address = np.int64(entries.doubles(place, 1)[0])
-    return entries.call(address, x, k, payload, 0, 0, 0, 0, place + 8, 0, k)
+    return entries.call(address, x, k, payload, 0, 0, 0, 0, 0, place + 8, 0, k)
 
 
 @host.inline
-def _store(indices, sent, count, residual, payload, form, parameters):  # type: ignore[no-untyped-def]
+def _store(indices, sent, count, residual, payload, work, form, parameters):  # type: ignore[no-untyped-def]
     """The payload with coded positions of what was chosen; its rounding stays in the residual."""
     highs, lows, values = _coded_at(payload, form)
-    _write(indices, count, highs, lows, np.int64(form[3]))
-    cut = _values_call(0, sent.ctypes.data, sent.size, values, form, parameters)
+    k = sent.size
+    _write(indices, count, highs, lows, np.int64(form[LOW]))
+    cut = _values_call(0, work + 4 * k, k, values, form, parameters)
     if residual.size:
-        seen = np.empty(sent.size, np.float32)
-        _values_call(1, seen.ctypes.data, sent.size, values, form, parameters)
-        _settle(indices[:count], sent, seen, residual)
+        _values_call(1, work + 8 * k, k, values, form, parameters)
+        _settle(indices[:count], sent, entries.floats(work + 8 * k, k), residual)
     return cut
 
 
 @host.inline
-def _places(payload, k, form):  # type: ignore[no-untyped-def]
-    """Where the chosen elements go: into a plain payload, or memory of their own."""
-    if form[2] == 0:
-        return _plain_at(payload, np.int64(form[1]), k)
-    return np.empty(k, np.uint32), np.empty(k, np.float32)
+def _places(payload, k, work, form):  # type: ignore[no-untyped-def]
+    """Where the chosen elements go: into a plain payload, or into scratch memory."""
+    if form[FIRST] == 0:
+        return _plain_at(payload, np.int64(form[COUNTED]), k)
+    return entries.words32(work, k), entries.floats(work + 4 * k, k)
+
+
+@host.inline
+def _room_at(work, n, choice):  # type: ignore[no-untyped-def]
+    """The scratch memory of a choice, and where it ends."""
+    words, chunks = (n + 63) // 64, sparse.chunks_of(n)
+    sample, found = np.int64(choice[SAMPLE]), np.int64(choice[FOUND])
+    larger = work + 8 * words
+    bins = larger + 16 * chunks
+    begin = bins + 8 * BINS
+    end = begin + 4 * (sample + found)
+    room = Room(
+        entries.floats(begin, sample), entries.floats(begin + 4 * sample, found), entries.words(work, words),
+        entries.integers(larger, chunks), entries.integers(larger + 8 * chunks, chunks), entries.integers(bins, BINS),
+    )  # fmt: skip
+    return room, end
 
 
 @entries.Entry
-def encode_at(x, n, payload, residual, state, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
-    """Numbers about the choice: as ``choice_of`` has them."""
-    form, p = entries.doubles(parameters, FORM), entries.doubles(parameters + 8 * FORM, CHOICE)
-    values, kept = entries.floats(x, n), entries.floats(residual, n if residual else 0)
-    momentum, blend = entries.floats(state, n if state else 0), (np.float32(p[9]), np.float32(1))
-    k, chunks = np.int64(form[0]), sparse.chunks_of(n)
-    room = Room(
-        np.empty(np.int64(p[7]), np.float32), np.empty(np.int64(p[8]), np.float32), np.empty((n + 63) // 64, np.uint64),
-        np.empty(chunks, np.int64), np.empty(chunks, np.int64), np.empty(BINS, np.int64),
-    )  # fmt: skip
-    quota = (np.int64(p[0]), np.int64(p[1]), np.int64(p[2]), np.int64(p[3]))
-    indices, sent = _places(payload, k, form)
-    key, rank, width = np.int64(p[4]), np.int64(p[5]), np.int64(p[6])
-    count = _choose(values, kept, momentum, blend, quota, key, rank, width, room, indices, sent)
-    if form[2] != 0:
-        return _store(indices, sent, count, kept, payload, form, parameters + 8 * (FORM + CHOICE))
-    if form[1] != 0:
+def encode_at(x, n, payload, residual, state, work, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
+    """The state is the momentum, if there is one."""
+    form, choice = entries.doubles(parameters, FORM), entries.doubles(parameters + 8 * FORM, CHOICE)
+    kept, momentum = entries.floats_if(residual, n), entries.floats_if(state, n)
+    room, work = _room_at(work, n, choice)
+    indices, sent = _places(payload, np.int64(form[SLOTS]), work, form)
+    quota = (np.int64(choice[MOST]), np.int64(choice[LEAST]), np.int64(choice[FEW]), np.int64(choice[SMALLEST]))
+    least_key, rank, width = np.int64(choice[LEAST_KEY]), np.int64(choice[RANK]), np.int64(choice[WIDTH])
+    arrays, blend = (entries.floats(x, n), kept, momentum), (np.float32(choice[DECAY]), np.float32(1))
+    count = _choose(*arrays, blend, quota, least_key, rank, width, room, indices, sent)
+    if form[FIRST] != 0:
+        return _store(indices, sent, count, kept, payload, work, form, parameters + 8 * (FORM + CHOICE))
+    if form[COUNTED] != 0:
         entries.words(payload, 1)[0] = np.uint64(count)
     return 0
 
 
 @entries.Entry
-def encode_in_chunks_at(x, n, payload, residual, state, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
-    """Numbers about the choice: the chunk, and k."""
-    form, p = entries.doubles(parameters, FORM), entries.doubles(parameters + 8 * FORM, 2)
-    values, kept = entries.floats(x, n), entries.floats(residual, n if residual else 0)
-    indices, sent = _places(payload, np.int64(form[0]), form)
-    _choose_in_chunks(values, kept, indices, sent, np.int64(p[0]), np.int64(p[1]))
-    if form[2] != 0:
-        return _store(indices, sent, sent.size, kept, payload, form, parameters + 8 * (FORM + 2))
+def encode_in_chunks_at(x, n, payload, residual, state, work, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
+    form, choice = entries.doubles(parameters, FORM), entries.doubles(parameters + 8 * FORM, CHOICE_IN_CHUNKS)
+    kept = entries.floats_if(residual, n)
+    indices, sent = _places(payload, np.int64(form[SLOTS]), work, form)
+    _choose_in_chunks(entries.floats(x, n), kept, indices, sent, np.int64(choice[CHUNK]), np.int64(choice[K]))
+    if form[FIRST] != 0:
+        return _store(indices, sent, sent.size, kept, payload, work, form, parameters + 8 * (FORM + CHOICE_IN_CHUNKS))
     return 0
 
 
 @entries.Entry
-def decode_at(x, n, payload, residual, state, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
+def decode_at(x, n, payload, residual, state, work, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
     form, out = entries.doubles(parameters, FORM), entries.floats(x, n)
-    k = np.int64(form[0])
-    if form[2] != 0:
+    k = np.int64(form[SLOTS])
+    if form[FIRST] != 0:
         highs, lows, values = _coded_at(payload, form)
-        seen = np.empty(k, np.float32)
-        _values_call(1, seen.ctypes.data, k, values, form, parameters + 8 * FORM)
-        before = np.empty(positions.parts_of(highs.size), np.int64)
-        _put(out, highs, lows, np.int64(form[3]), seen, before, add != 0)
+        parts = positions.parts_of(highs.size)
+        seen = work + 8 * parts
+        _values_call(1, seen, k, values, form, parameters + 8 * FORM)
+        before = entries.integers(work, parts)
+        _put(out, highs, lows, np.int64(form[LOW]), entries.floats(seen, k), before, add != 0)
         return 0
-    indices, sent = _plain_at(payload, np.int64(form[1]), k)
-    count = min(entries.words32(payload, 1)[0], k) if form[1] != 0 else k
+    indices, sent = _plain_at(payload, np.int64(form[COUNTED]), k)
+    count = min(np.int64(entries.words32(payload, 1)[0]), k) if form[COUNTED] != 0 else k
     if add == 0:
         _zero(out)
     _scatter(indices[:count], sent, out, add != 0)

@@ -105,11 +105,11 @@ def parts_at(payload, n, block, first, whole, sides):  # type: ignore[no-untyped
     head, before, blocks = 8 * ((whole + 63) // 64), first // block, (n + block - 1) // block
     scales, lows = payload + head + 4 * before, payload + head + 4 * ((whole + block - 1) // block + before)
     words = entries.words(payload + first // 8, (n + 63) // 64)
-    return words, entries.floats(scales, blocks if sides else 0), entries.floats(lows, blocks if sides == 2 else 0)
+    return words, entries.floats(scales, blocks), entries.floats(lows, blocks if sides == 2 else 0)
 
 
 @entries.Entry
-def decode_at(x, n, payload, residual, state, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
+def decode_at(x, n, payload, residual, state, work, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
     """Parameters: block, and the magnitudes of a block."""
     p = entries.doubles(parameters, 2)
     block = np.int64(p[0])

@@ -196,13 +196,13 @@ def encode(
     residual: np.ndarray | None,
     momentum: Momentum | None,
     quota: Quota,
-    threshold: int,
+    least_key: int,
     rank: int,
     indices: np.ndarray,
     sent: np.ndarray,
     context: Context,
 ) -> int:
-    """As ``choose``."""
+    """``choose`` with scratch memory of the context."""
     n, chunks = x.size, chunks_of(x.size)
     counts = context.scratch("sparse-counts", 2 * chunks + BINS, np.int64, x)
     room = Room(
@@ -215,7 +215,7 @@ def encode(
     sums = Momentum(host.EMPTY, 0, 1) if momentum is None else momentum
     blend = (np.float32(sums.decay), np.float32(sums.factor))
     numbers, width = tuple(quota), samples.stratum(n)
-    return int(choose(x, kept, sums.values, blend, numbers, threshold, rank, width, room, indices, sent))
+    return int(choose(x, kept, sums.values, blend, numbers, least_key, rank, width, room, indices, sent))
 
 
 def split(payload: Any) -> tuple[Any, Any, Any]:
@@ -229,14 +229,14 @@ def encode_counted(
     residual: np.ndarray | None,
     momentum: Momentum | None,
     quota: Quota,
-    threshold: int,
+    least_key: int,
     rank: int,
     payload: np.ndarray,
     context: Context,
 ) -> None:
     """As ``encode``, into a payload that begins with the count."""
     head, indices, sent = split(payload)
-    head[0] = encode(x, residual, momentum, quota, threshold, rank, indices, sent, context)
+    head[0] = encode(x, residual, momentum, quota, least_key, rank, indices, sent, context)
     head[1] = 0
 
 
