@@ -42,6 +42,14 @@ class Choice(NamedTuple):
     state: str = ""
 
 
+def choice_by_sample(
+    n: int, quota: sparse.Quota, least_key: int, sample: samples.Sample, decay: float = 0.0, state: str = ""
+) -> Choice:  # fmt: skip
+    """A choice by ``encode_at``; see ``sparse.choose``. With a momentum of this decay and name, if one is given."""
+    numbers = kept_entries.choice_of(n, quota, least_key, sample, decay)
+    return Choice(kept_entries.encode_at, numbers, kept_entries.scratch_to_choose(n, quota, sample), state)
+
+
 class Rounded(Compressor):
     """A method whose values may be rounded by another method."""
 
@@ -244,9 +252,9 @@ class Counted(Kept):
     def _quota(self, n: int) -> sparse.Quota:
         """How many elements go, at most and at least."""
 
-    def _aim(self, n: int) -> int:
-        """The rank of the threshold in the sample."""
-        return samples.aim(n, self.count(n))
+    def _sample(self, n: int) -> samples.Sample:
+        """What the threshold is taken from."""
+        return samples.deciding(n, self.count(n))
 
     def _key(self) -> int:
         """The bits of the threshold, as float32; 0: it comes from the sample."""
@@ -273,18 +281,17 @@ class Counted(Kept):
 
     def _sampled_choice(self, n: int, decay: float = 0.0, state: str = "") -> Choice:
         """By ``encode_at``; with a momentum of this decay and name, if one is given."""
-        numbers = kept_entries.choice_of(n, self._quota(n), self._key(), self._aim(n), decay)
-        return Choice(kept_entries.encode_at, numbers, kept_entries.scratch_to_choose(n, self.count(n)), state)
+        return choice_by_sample(n, self._quota(n), self._key(), self._sample(n), decay, state)
 
     def _choose_cpu(self, x: np.ndarray, plain: np.ndarray, residual: np.ndarray | None, context: Context) -> None:
         momentum, n = self._momentum_cpu(x, context), x.size
-        sparse.encode_counted(x, residual, momentum, self._quota(n), self._key(), self._aim(n), plain, context)
+        sparse.encode_counted(x, residual, momentum, self._quota(n), self._key(), self._sample(n), plain, context)
 
     def _choose_cuda(self, x: Any, plain: Any, residual: Any, context: Context) -> None:
         from .kernels.cuda import sparse as cuda_sparse
 
         momentum, n = self._momentum_cuda(x, context), x.size
-        cuda_sparse.encode(x, residual, momentum, self._quota(n), self._key(), self._aim(n), plain, context)
+        cuda_sparse.encode(x, residual, momentum, self._quota(n), self._key(), self._sample(n).rank, plain, context)
 
 
 @lru_cache

@@ -61,8 +61,8 @@ class Threshold(kept.Counted):
     def _quota(self, n: int) -> sparse.Quota:
         return sparse.Quota(most=self.count(n), least=1, few=1)
 
-    def _aim(self, n: int) -> int:
-        return samples.aim_above(n, self.count(n))
+    def _sample(self, n: int) -> samples.Sample:
+        return samples.searching(n, self.count(n))
 
     def _key(self) -> int:
         return int(np.float32(self.value).view(np.uint32))

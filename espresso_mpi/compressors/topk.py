@@ -18,7 +18,7 @@ import numpy as np
 
 from . import kept
 from .context import Context
-from .kernels.cpu import kept_entries, samples, sparse
+from .kernels.cpu import samples, sparse
 from .registry import register
 
 
@@ -54,14 +54,12 @@ class TopK(kept.Kept):
         return sparse.Quota(most=k, least=k, few=k, smallest=0)
 
     def _choice(self, n: int) -> kept.Choice | None:
-        rank = samples.aim_above(n, self.count(n))
-        numbers = kept_entries.choice_of(n, self._quota(n), 0, rank)
-        return kept.Choice(kept_entries.encode_at, numbers, kept_entries.scratch_to_choose(n, self.count(n)))
+        return kept.choice_by_sample(n, self._quota(n), 0, samples.searching(n, self.count(n)))
 
     def _choose_cpu(self, x: np.ndarray, plain: np.ndarray, residual: np.ndarray | None, context: Context) -> None:
         _, indices, values = self._split(plain)
-        quota, rank = self._quota(x.size), samples.aim_above(x.size, indices.size)
-        sparse.encode(x, residual, None, quota, 0, rank, indices, values, context)
+        quota, sample = self._quota(x.size), samples.searching(x.size, indices.size)
+        sparse.encode(x, residual, None, quota, 0, sample, indices, values, context)
 
     def _choose_cuda(self, x: Any, plain: Any, residual: Any, context: Context) -> None:
         from .kernels.cuda import topk as cuda_topk

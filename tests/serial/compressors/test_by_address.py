@@ -9,7 +9,7 @@ import pytest
 from espresso_mpi.compressors import Context, get, names
 from espresso_mpi.compressors.by_address import KernelCall
 from espresso_mpi.compressors.dgc import Dgc
-from espresso_mpi.compressors.kernels.cpu import kept_entries
+from espresso_mpi.compressors.kernels.cpu import kept_entries, samples
 from espresso_mpi.compressors.qsgd import QSGD
 from espresso_mpi.compressors.signsgd import SignSGD
 from espresso_mpi.compressors.topk import TopK
@@ -139,7 +139,7 @@ def test_damaged_payloads_write_to_nothing_else(method):
 
 
 def test_numbers_of_a_choice_have_places():
-    assert len(kept_entries.choice_of(100, get("dgc")._quota(100), 0, 3)) == kept_entries.CHOICE
+    assert len(kept_entries.choice_of(100, get("dgc")._quota(100), 0, samples.deciding(100, 3))) == kept_entries.CHOICE
 
 
 def test_what_a_kernel_calls_needs_nothing_but_parameters():

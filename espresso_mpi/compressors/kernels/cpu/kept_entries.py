@@ -25,16 +25,17 @@ CHUNK, K, CHOICE_IN_CHUNKS = range(3)
 """Those about the choice by ``chunk_choice.choose``."""
 
 
-def choice_of(n: int, quota: sparse.Quota, least_key: int, rank: int, decay: float = 0.0) -> tuple[float, ...]:
+def choice_of(
+    n: int, quota: sparse.Quota, least_key: int, sample: samples.Sample, decay: float = 0.0
+) -> tuple[float, ...]:  # fmt: skip
     """What ``encode_at`` is told of a choice among n elements; see ``sparse.choose``. ``decay``: of the momentum."""
-    room = samples.stratum(n), samples.sample_size(n), sparse.most_found(n, quota.most)
-    return *quota, least_key, rank, *room, decay
+    return *quota, least_key, *sample, sparse.most_found(n, quota.most), decay
 
 
-def scratch_to_choose(n: int, most: int) -> int:
-    """Bytes of scratch memory that ``encode_at`` needs to choose at most so many of n elements."""
+def scratch_to_choose(n: int, quota: sparse.Quota, sample: samples.Sample) -> int:
+    """Bytes of scratch memory that ``encode_at`` needs for such a choice."""
     words = -(-n // 64) + 2 * sparse.chunks_of(n) + BINS
-    return 8 * words + 4 * (samples.sample_size(n) + sparse.most_found(n, most))
+    return 8 * words + 4 * (sample.size + sparse.most_found(n, quota.most))
 
 
 def scratch_to_store(k: int) -> int:

@@ -114,7 +114,7 @@ def choose(scores: np.ndarray, indices: np.ndarray, values: np.ndarray, context:
     """Write the indices of the largest magnitudes, in rising order, and the scores there; ties by index."""
     k = indices.size
     quota = sparse.Quota(most=k, least=k, few=k, smallest=0)
-    sparse.encode(scores, None, None, quota, 0, samples.aim_above(scores.size, k), indices, values, context)
+    sparse.encode(scores, None, None, quota, 0, samples.searching(scores.size, k), indices, values, context)
 
 
 @host.inline

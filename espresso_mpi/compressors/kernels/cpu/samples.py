@@ -1,12 +1,14 @@
 """The sample that sparse methods take a threshold from: a run of 16 neighbours, one cache line, from each stratum.
 
-A stratum is a power of two of elements; where in it the run lies is hashed. Up to 65536 elements the sample is
-everything, beyond them at least 1/64 of the elements.
+A stratum is a power of two of elements; where in it the run lies is hashed. Where the sample decides what is sent, it
+is everything up to 65536 elements, and beyond them at least 1/64 of the elements. Where it only makes a search quick,
+it is about a thousand elements, or 1/64.
 """
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 from numba import prange
@@ -17,12 +19,28 @@ from . import host
 RUN = 16
 WHOLE = 1 << 16
 """Up to this many elements the sample is everything."""
+_FEW = 2048
+"""The same of samples that only make a search quick; from there on, their strata grow."""
 _WIDEST = 1024
 
 
-def stratum(n: int) -> int:
-    """From how many elements one run of the sample is taken; a power of two."""
-    return min(_WIDEST, 1 << ((n * RUN // WHOLE).bit_length() - 1)) if n > WHOLE else RUN
+class Sample(NamedTuple):
+    """A sample of some elements.
+
+    Attributes:
+        rank: the place of the threshold among its largest magnitudes, from 1 on.
+        width: the length of a stratum.
+        size: how many elements it has.
+    """
+
+    rank: int
+    width: int
+    size: int
+
+
+def stratum(n: int, whole: int = WHOLE) -> int:
+    """From how many elements one run of the sample is taken; ``whole``: up to how many it is everything."""
+    return min(_WIDEST, 1 << ((n * RUN // whole).bit_length() - 1)) if n > whole else RUN
 
 
 def sample_size(n: int) -> int:
@@ -30,19 +48,22 @@ def sample_size(n: int) -> int:
     return n if n <= WHOLE else RUN * (n // stratum(n))
 
 
-def aim(n: int, k: int) -> int:
-    """The rank in the sample whose magnitude about k elements reach."""
-    return max(1, (2 * k * sample_size(n) + n) // (2 * n))
+def deciding(n: int, k: int) -> Sample:
+    """Of n elements, with a threshold that about k of them reach; it decides what is sent."""
+    size = sample_size(n)
+    return Sample(max(1, (2 * k * size + n) // (2 * n)), stratum(n), size)
 
 
-def aim_above(n: int, k: int) -> int:
-    """A rank whose magnitude more than k elements reach, but for four standard deviations of their count."""
-    return rank_above(n, sample_size(n), k)
+def searching(n: int, k: int) -> Sample:
+    """Of n elements, with a threshold that more than k of them reach; a search for the k largest begins there."""
+    width = stratum(n, _FEW)
+    size = n if n <= _FEW else RUN * (n // width)
+    return Sample(rank_above(n, size, k), width, size)
 
 
 @register_jitable
 def rank_above(n: int, size: int, k: int) -> int:
-    """As ``aim_above``, in a sample of this size."""
+    """A rank whose magnitude more than k of n elements reach, but for four standard deviations of their count."""
     expected = k * size / n
     return k if size == n else int(expected + 4 * math.sqrt(expected) + 4)
 

@@ -4,9 +4,8 @@ Magnitudes order like their bits; the key of an element is the bits of what comp
 0 for NaN). One pass over the data makes the values that are to be compressed (``residual + x``, or DGC's two sums) and
 one bit for each that reaches a threshold, which a sample has given. The bits then lead to those elements alone.
 
-The sample is a run of 16 neighbours, one cache line, from each stratum of a power of two of elements; where in it the
-run lies is hashed. Up to 65536 elements it is everything, beyond them at least 1/64 of the elements. It decides how
-fast a search is and, in methods that say so, how many elements go, but never that a smaller one goes before a larger.
+The sample (``samples``) decides how fast a search is and, in methods that say so, how many elements go, but never that
+a smaller one goes before a larger.
 """
 
 from __future__ import annotations
@@ -87,7 +86,7 @@ class Room(NamedTuple):
     """Scratch memory of a choice among n elements."""
 
     sample: Any
-    """float32, ``samples.sample_size(n)``."""
+    """float32, of the size of the sample."""
     found: Any
     """float32, ``most_found``."""
     masks: Any
@@ -197,7 +196,7 @@ def encode(
     momentum: Momentum | None,
     quota: Quota,
     least_key: int,
-    rank: int,
+    sample: samples.Sample,
     indices: np.ndarray,
     sent: np.ndarray,
     context: Context,
@@ -206,7 +205,7 @@ def encode(
     n, chunks = x.size, chunks_of(x.size)
     counts = context.scratch("sparse-counts", 2 * chunks + BINS, np.int64, x)
     room = Room(
-        context.scratch("sparse-sample", samples.sample_size(n), np.float32, x),
+        context.scratch("sparse-sample", sample.size, np.float32, x),
         context.scratch("sparse-found", most_found(n, quota.most), np.float32, x),
         context.scratch("sparse-masks", -(-n // 64), np.uint64, x),
         counts[:chunks], counts[chunks : 2 * chunks], counts[2 * chunks :],
@@ -214,8 +213,8 @@ def encode(
     kept = host.EMPTY if residual is None else residual
     sums = Momentum(host.EMPTY, 0, 1) if momentum is None else momentum
     blend = (np.float32(sums.decay), np.float32(sums.factor))
-    numbers, width = tuple(quota), samples.stratum(n)
-    return int(choose(x, kept, sums.values, blend, numbers, least_key, rank, width, room, indices, sent))
+    arrays, rank, width = (x, kept, sums.values), sample.rank, sample.width
+    return int(choose(*arrays, blend, tuple(quota), least_key, rank, width, room, indices, sent))
 
 
 def split(payload: Any) -> tuple[Any, Any, Any]:
@@ -230,13 +229,13 @@ def encode_counted(
     momentum: Momentum | None,
     quota: Quota,
     least_key: int,
-    rank: int,
+    sample: samples.Sample,
     payload: np.ndarray,
     context: Context,
 ) -> None:
     """As ``encode``, into a payload that begins with the count."""
     head, indices, sent = split(payload)
-    head[0] = encode(x, residual, momentum, quota, least_key, rank, indices, sent, context)
+    head[0] = encode(x, residual, momentum, quota, least_key, sample, indices, sent, context)
     head[1] = 0
 
 
