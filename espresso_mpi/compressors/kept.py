@@ -205,9 +205,7 @@ class Kept(Rounded):
         if not n:
             return None
         form, calls = self._form(n)
-        scratch = (
-            kept_entries.scratch_to_decode(self.count(n), positions.layout(n, self.count(n)).highs) if calls else 0
-        )
+        scratch = kept_entries.scratch_to_decode(self.count(n), int(form[kept_entries.HIGHS])) if calls else 0
         return KernelCall(kept_entries.decode_at, form, calls=calls, scratch=scratch)
 
     def _choice(self, n: int) -> Choice | None:
