@@ -2,7 +2,7 @@
 
 A stratum is a power of two of elements; where in it the run lies is hashed. Where the sample decides what is sent, it
 is everything up to 65536 elements, and beyond them at least 1/64 of the elements. Where it only makes a search quick,
-it is about a thousand elements, or 1/64.
+it is two to four thousand elements, or 1/64.
 """
 
 from __future__ import annotations
