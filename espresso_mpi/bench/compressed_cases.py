@@ -13,7 +13,6 @@ from ..collectives.halves import Half, by_nodes, compile_half, default_half_rout
 from ..collectives.program import bytes_sent, compile_route, payload_part, segments
 from ..collectives.store_keys import BY_NODES, OF_RANK
 from ..compressors import Compressor
-from ..compressors.optional import Result
 from ..options import DEFAULT_SEGMENT
 from ..types import ALIGN, Route, TensorSpec
 from .collective_cases import Case
@@ -117,8 +116,8 @@ class CompressedCase:
             return self._route is not None and not self._route.sums_payloads
         one, call = self._case.comm.size == 1, self._compressor.encoder(64)
         flat = self._kind not in _HALVES or len(self._topology.nodes) in (1, self._case.comm.size)
-        votes = type(self._compressor).finalize is not Result.finalize
-        return flat and not one and not votes and call is not None and not call.draws
+        plain = call is not None and not call.draws and not self._compressor.finalizes
+        return flat and not one and plain
 
     def _values(self, rank: int) -> np.ndarray:
         return np.random.default_rng([rank, 1]).standard_normal(sum(self._case.parts_of(rank)), np.float32)

@@ -56,9 +56,9 @@ class Residuals:
             reduction.blend(mean, 1.0, 1.0, x)
             device.copy(x, mean)
 
-    def state(self, point: int, part: Dense) -> Context:
-        """A context with what the compressor keeps of a part."""
-        return Context(state=StoreView(self.job.store, self.prefix(point, part.start, part.stop) + OWN))
+    def own(self, point: int, start: int, stop: int) -> StoreView:
+        """What the compressor keeps of a part."""
+        return StoreView(self.job.store, self.prefix(point, start, stop) + OWN)
 
     def weigh(self, point: int, region: Dense, weight: float) -> None:
         """Record the weight of the residual of a region in the mean."""

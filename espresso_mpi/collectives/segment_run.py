@@ -22,7 +22,6 @@ from .ops.base import Action, Data
 from .program import DecodeStep, EncodeStep, MoveStep, ProgramStep, SummaryStep, UpdateStep, summary_sizes
 from .progress import DONE, Progress, at_once
 from .residuals import Residuals
-from .store_keys import OWN, StoreView
 
 
 @dataclass(frozen=True)
@@ -190,7 +189,7 @@ class SegmentRun:
             ranks=ranks,
             workspace=self.data.workspace,
             share=part.size / self._home.size,
-            state=StoreView(job.store, self._residuals.prefix(point, start, stop) + OWN),
+            state=self._residuals.own(point, start, stop),
             summary=summary,
         )
 

@@ -119,7 +119,7 @@ class CountSketch(Compressor):
         take(values, indices, x, host.EMPTY if residual is None else residual)
 
     def _decode_cpu(self, payload: np.ndarray, out: np.ndarray, add: bool, context: Context) -> None:
-        cpu_sparse.decode(*self._split(payload, out.size), out, add)
+        cpu_sparse.decode(out, *self._split(payload, out.size), add)
 
     def _summarise_cuda(self, x: Any, summary: Any, residual: Any, context: Context) -> None:
         from .kernels.cuda import count_sketch as cuda_count_sketch

@@ -42,14 +42,6 @@ class Choice(NamedTuple):
     state: str = ""
 
 
-def choice_by_sample(
-    n: int, quota: sparse.Quota, least_key: int, sample: samples.Sample, decay: float = 0.0, state: str = ""
-) -> Choice:  # fmt: skip
-    """A choice by ``encode_at``; see ``sparse.choose``. With a momentum of this decay and name, if one is given."""
-    numbers = kept_entries.choice_of(n, quota, least_key, sample, decay)
-    return Choice(kept_entries.encode_at, numbers, kept_entries.scratch_to_choose(n, quota, sample), state)
-
-
 class Rounded(Compressor):
     """A method whose values may be rounded by another method."""
 
@@ -153,7 +145,7 @@ class Kept(Rounded):
         if self.values == "fp32":
             head, indices, sent = self._split(payload)
             m = indices.size if head is None else min(int(head[0]), indices.size)
-            sparse.decode(indices[:m], sent[:m], out, add)
+            sparse.decode(out, indices[:m], sent[:m], add)
             return
         k = self.count(out.size)
         where = positions.layout(out.size, k)
@@ -237,22 +229,16 @@ class Kept(Rounded):
         return None, plain[:middle].view(np.uint32), plain[middle:].view(np.float32)
 
 
-class Counted(Kept):
-    """Methods that send what reaches a threshold, k elements at the most.
-
-    Payload with ``values=fp32``: a uint64 m, k uint32 indices in rising order, k float32 values. The slots beyond m are
-    zero. The threshold comes from a sample, unless ``_key`` gives it.
-    """
-
-    counted = True
+class Sampled(Kept):
+    """Methods whose choice begins with a sample."""
 
     @abstractmethod
     def _quota(self, n: int) -> sparse.Quota:
         """How many elements go, at most and at least."""
 
+    @abstractmethod
     def _sample(self, n: int) -> samples.Sample:
-        """What the threshold is taken from."""
-        return samples.deciding(n, self.count(n))
+        """The sample."""
 
     def _key(self) -> int:
         """The bits of the threshold, as float32; 0: it comes from the sample."""
@@ -261,6 +247,36 @@ class Counted(Kept):
     def _momentum_cpu(self, x: np.ndarray, context: Context) -> sparse.Momentum | None:
         """What the values enter before the choice; None: nothing."""
         return None
+
+    def _choice(self, n: int) -> Choice | None:
+        return self._sampled_choice(n)
+
+    def _sampled_choice(self, n: int, decay: float = 0.0, state: str = "") -> Choice:
+        """By ``encode_at``; with a momentum of this decay and name, if one is given."""
+        quota, sample = self._quota(n), self._sample(n)
+        numbers = kept_entries.choice_of(n, quota, self._key(), sample, decay)
+        return Choice(kept_entries.encode_at, numbers, kept_entries.scratch_to_choose(n, quota, sample), state)
+
+    def _choose_cpu(self, x: np.ndarray, plain: np.ndarray, residual: np.ndarray | None, context: Context) -> None:
+        momentum, n = self._momentum_cpu(x, context), x.size
+        head, indices, sent = self._split(plain)
+        choice = self._quota(n), self._key(), self._sample(n)
+        count = sparse.encode(x, residual, momentum, *choice, indices, sent, context)
+        if head is not None:
+            head[0], head[1] = count, 0
+
+
+class Counted(Sampled):
+    """Methods that send what reaches a threshold, k elements at the most.
+
+    Payload with ``values=fp32``: a uint64 m, k uint32 indices in rising order, k float32 values. The slots beyond m are
+    zero. The threshold comes from a sample, unless ``_key`` gives it.
+    """
+
+    counted = True
+
+    def _sample(self, n: int) -> samples.Sample:
+        return samples.deciding(n, self.count(n))
 
     def _momentum_cuda(self, x: Any, context: Context) -> Any:
         """As ``_momentum_cpu``."""
@@ -273,17 +289,6 @@ class Counted(Kept):
         if not n:
             return None
         return self._gaussian_error(n, sparse.sampled_error(n, self.count(n)), self.count(n) / n)
-
-    def _choice(self, n: int) -> Choice | None:
-        return self._sampled_choice(n)
-
-    def _sampled_choice(self, n: int, decay: float = 0.0, state: str = "") -> Choice:
-        """By ``encode_at``; with a momentum of this decay and name, if one is given."""
-        return choice_by_sample(n, self._quota(n), self._key(), self._sample(n), decay, state)
-
-    def _choose_cpu(self, x: np.ndarray, plain: np.ndarray, residual: np.ndarray | None, context: Context) -> None:
-        momentum, n = self._momentum_cpu(x, context), x.size
-        sparse.encode_counted(x, residual, momentum, self._quota(n), self._key(), self._sample(n), plain, context)
 
     def _choose_cuda(self, x: Any, plain: Any, residual: Any, context: Context) -> None:
         from .kernels.cuda import sparse as cuda_sparse

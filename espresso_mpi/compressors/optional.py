@@ -208,6 +208,11 @@ class Result:
     """Whether the result stands for the ranks' mean. If it is a vote or a sum over past gradients instead, tensors take
     part whatever their size and the number of ranks: a plain mean would be of another kind."""
 
+    @property
+    def finalizes(self) -> bool:
+        """Whether ``finalize`` changes the mean."""
+        return type(self).finalize is not Result.finalize
+
     def finalize(self, out: Any) -> None:
         """Change the mean of the decoded values in place, on its device, if the result is another (majority vote)."""
 

@@ -14,8 +14,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from . import kept
 from .context import Context
 from .kernels.cpu import samples, sparse
@@ -24,7 +22,7 @@ from .registry import register
 
 @register
 @dataclass(frozen=True)
-class TopK(kept.Kept):
+class TopK(kept.Sampled):
     """Exact top-k by magnitude. Payload: k uint32 indices in rising order, then their k float32 values: 8·k bytes.
 
     With other ``values``: the coded positions, then the payload of the values (``kept``).
@@ -53,13 +51,8 @@ class TopK(kept.Kept):
         k = self.count(n)
         return sparse.Quota(most=k, least=k, few=k, smallest=0)
 
-    def _choice(self, n: int) -> kept.Choice | None:
-        return kept.choice_by_sample(n, self._quota(n), 0, samples.searching(n, self.count(n)))
-
-    def _choose_cpu(self, x: np.ndarray, plain: np.ndarray, residual: np.ndarray | None, context: Context) -> None:
-        _, indices, values = self._split(plain)
-        quota, sample = self._quota(x.size), samples.searching(x.size, indices.size)
-        sparse.encode(x, residual, None, quota, 0, sample, indices, values, context)
+    def _sample(self, n: int) -> samples.Sample:
+        return samples.searching(n, self.count(n))
 
     def _choose_cuda(self, x: Any, plain: Any, residual: Any, context: Context) -> None:
         from .kernels.cuda import topk as cuda_topk

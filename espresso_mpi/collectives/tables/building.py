@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 from espresso_mpi.compressors import Compressor
 from espresso_mpi.compressors.kernels.cpu import host
-from espresso_mpi.compressors.optional import Result
 
 from ..data.layout import Dense, Packed
 from ..data.transfers import Sources, Transfer, place, transfers
@@ -32,8 +31,7 @@ def encodes_by_address(compressor: Compressor, sizes: Sequence[int]) -> bool:
 
 def decodes_by_address(compressor: Compressor, sizes: Sequence[int]) -> bool:
     """As ``encodes_by_address``, of a decode, which must also leave the mean as it is."""
-    plain = type(compressor).finalize is Result.finalize
-    return plain and all(host.runs_serial(n) and compressor.decoder(n) is not None for n in sizes)
+    return not compressor.finalizes and all(host.runs_serial(n) and compressor.decoder(n) is not None for n in sizes)
 
 
 class Ways(Protocol):

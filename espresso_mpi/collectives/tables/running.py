@@ -13,6 +13,7 @@ import numpy as np
 from espresso_mpi.arrays import device
 from espresso_mpi.arrays.addresses import addresses
 from espresso_mpi.arrays.workspace import Workspace
+from espresso_mpi.compressors import Context
 from espresso_mpi.compressors.checks import check_array
 from espresso_mpi.tracing.ledger import Ledger, LedgerInterval
 from espresso_mpi.tracing.recording import Recorder
@@ -223,7 +224,8 @@ def kept_arrays(runner: TableRunner, arrays: Sequence[Any], jobs: Sequence[Job])
 def _array_of(kept: KeptMemory, job: Job, x: Any, n: int) -> np.ndarray | None:
     region, residuals = kept.region, Residuals(job, n)
     if kept.state:
-        state = residuals.state(kept.point, region).kept(kept.state, region.size, x)
+        own = residuals.own(kept.point, region.start, region.stop)
+        state = Context(state=own).kept(kept.state, region.size, x)
         check_array(kept.state, state, np.float32, region.size, "cpu")
         return state
     key = residuals.prefix(kept.point, region.start, region.stop) + "residual"

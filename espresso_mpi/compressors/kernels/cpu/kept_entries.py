@@ -48,9 +48,7 @@ def scratch_to_decode(k: int, highs: int) -> int:
     return 8 * positions.parts_of(highs) + 4 * k
 
 
-_choose, _choose_in_chunks, _zero, _scatter = (
-    sparse.choose.serial, chunk_choice.choose.serial, sparse.zero.serial, sparse.scatter.serial
-)  # fmt: skip
+_choose, _choose_in_chunks, _decode = sparse.choose.serial, chunk_choice.choose.serial, sparse.decode.serial
 _write, _settle, _put = positions.write.serial, positions.settle.serial, positions.put.serial
 
 
@@ -158,7 +156,5 @@ def decode_at(x, n, payload, residual, state, work, key, add, parameters, first,
         return 0
     indices, sent = _plain_at(payload, np.int64(form[COUNTED]), k)
     count = min(np.int64(entries.words32(payload, 1)[0]), k) if form[COUNTED] != 0 else k
-    if add == 0:
-        _zero(out)
-    _scatter(indices[:count], sent, out, add != 0)
+    _decode(out, indices[:count], sent, add != 0)
     return 0

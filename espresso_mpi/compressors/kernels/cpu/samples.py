@@ -38,14 +38,14 @@ class Sample(NamedTuple):
     size: int
 
 
-def stratum(n: int, whole: int = WHOLE) -> int:
-    """From how many elements one run of the sample is taken; ``whole``: up to how many it is everything."""
-    return min(_WIDEST, 1 << ((n * RUN // whole).bit_length() - 1)) if n > whole else RUN
+def stratum(n: int) -> int:
+    """From how many elements one run of the sample is taken that decides; a power of two."""
+    return _stratum(n, WHOLE)
 
 
 def sample_size(n: int) -> int:
-    """How many of n elements the sample holds."""
-    return n if n <= WHOLE else RUN * (n // stratum(n))
+    """How many of n elements the sample holds that decides."""
+    return _size(n, WHOLE)
 
 
 def deciding(n: int, k: int) -> Sample:
@@ -56,9 +56,17 @@ def deciding(n: int, k: int) -> Sample:
 
 def searching(n: int, k: int) -> Sample:
     """Of n elements, with a threshold that more than k of them reach; a search for the k largest begins there."""
-    width = stratum(n, _FEW)
-    size = n if n <= _FEW else RUN * (n // width)
-    return Sample(rank_above(n, size, k), width, size)
+    size = _size(n, _FEW)
+    return Sample(rank_above(n, size, k), _stratum(n, _FEW), size)
+
+
+def _stratum(n: int, whole: int) -> int:
+    """The length of a stratum where the sample is everything up to so many elements."""
+    return min(_WIDEST, 1 << ((n * RUN // whole).bit_length() - 1)) if n > whole else RUN
+
+
+def _size(n: int, whole: int) -> int:
+    return n if n <= whole else RUN * (n // _stratum(n, whole))
 
 
 @register_jitable

@@ -223,22 +223,6 @@ def split(payload: Any) -> tuple[Any, Any, Any]:
     return payload[:8].view(np.uint32), payload[8:middle].view(np.uint32), payload[middle:].view(np.float32)
 
 
-def encode_counted(
-    x: np.ndarray,
-    residual: np.ndarray | None,
-    momentum: Momentum | None,
-    quota: Quota,
-    least_key: int,
-    sample: samples.Sample,
-    payload: np.ndarray,
-    context: Context,
-) -> None:
-    """As ``encode``, into a payload that begins with the count."""
-    head, indices, sent = split(payload)
-    head[0] = encode(x, residual, momentum, quota, least_key, sample, indices, sent, context)
-    head[1] = 0
-
-
 # --- the way back -----------------------------------------------------------------------------------------------------
 
 
@@ -249,8 +233,7 @@ def zero(out):  # type: ignore[no-untyped-def]
 
 
 @host.Kernel
-def scatter(indices, sent, out, add):  # type: ignore[no-untyped-def]
-    """Add the values at their indices, or write them there."""
+def _scatter(indices, sent, out, add):  # type: ignore[no-untyped-def]
     for c in prange((indices.size + CHUNK - 1) // CHUNK):
         for j in range(c * CHUNK, min(indices.size, (c + 1) * CHUNK)):
             i = indices[j]
@@ -260,8 +243,9 @@ def scatter(indices, sent, out, add):  # type: ignore[no-untyped-def]
                 out[i] = min(max(out[i] + value, -_LARGEST), _LARGEST) if add else value
 
 
-def decode(indices: np.ndarray, sent: np.ndarray, out: np.ndarray, add: bool) -> None:
+@host.Composite
+def decode(out, indices, sent, add):  # type: ignore[no-untyped-def]
     """Add the values to ``out`` at their indices, or write them there and zeros elsewhere."""
     if not add:
         zero(out)
-    scatter(indices, sent, out, add)
+    _scatter(indices, sent, out, add)

@@ -48,7 +48,7 @@ def encode(
     payload: Any,
     context: Context,
 ) -> None:
-    """As ``cpu.sparse.encode_counted``."""
+    """As ``cpu.sparse.encode``, into a payload that begins with the count; ``rank``: in the sample that decides."""
     scratch, totals = topk.scratch_of("sparse"), _totals()
     head, indices, sent = sparse.split(payload)
     gpu.zero(payload.view(np.float32))
