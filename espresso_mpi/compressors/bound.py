@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from .base import Compressor
+from .by_address import KernelCall
 from .checks import check_number, check_positive_int
 from .context import Context, Journey
 from .kernels.cpu import deltas, host
@@ -109,20 +110,17 @@ class Bound(Compressor):
         return cuda_deltas.extent(x)
 
     def _encode_cpu(self, x: np.ndarray, payload: np.ndarray, residual: np.ndarray | None, context: Context) -> None:
-        values, words = x if residual is None else residual, payload.view(np.uint32)
-        if residual is not None:
-            deltas.sum_into(residual, x)
-        spread = deltas.spread(values, context)
-        step = deltas.step_of(spread, self.bits)
-        words[: deltas.HEADER] = 0
-        words[:1].view(np.float32)[0] = step
-        inverse = np.float32(1) / step if step else np.float32(0)
-        deltas.encode(values, host.EMPTY if residual is None else residual, words, self.bits, step, inverse)
+        kept, words = host.EMPTY if residual is None else residual, payload.view(np.uint32)
+        deltas.encode(x, kept, words, deltas.tops_of(x, context), self.bits)
 
     def _decode_cpu(self, payload: np.ndarray, out: np.ndarray, add: bool, context: Context) -> None:
-        words = payload.view(np.uint32)
-        step = np.nan_to_num(words[:1].view(np.float32), nan=0.0, posinf=LIMIT, neginf=-LIMIT).clip(-LIMIT, LIMIT)[0]
-        deltas.decode(out, words, self.bits, step, add)
+        deltas.decode(out, payload.view(np.uint32), self.bits, add)
+
+    def encoder(self, n: int) -> KernelCall:
+        return KernelCall(deltas.encode_at, (self.bits,), scratch=4 * deltas.room(n))
+
+    def decoder(self, n: int) -> KernelCall:
+        return KernelCall(deltas.decode_at, (self.bits,))
 
     def _encode_cuda(self, x: Any, payload: Any, residual: Any, context: Context) -> None:
         from .kernels.cuda import deltas as cuda_deltas

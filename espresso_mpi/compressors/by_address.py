@@ -5,15 +5,35 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 
-class Entry(Protocol):
-    """A kernel with the one signature that compiled code calls; see ``kernels.cpu.entries``."""
 
-    name: str
+class Located(Protocol):
+    """What stays in memory as long as this exists."""
 
     @property
     def address(self) -> int:
-        """Where its machine code begins; compiled, or loaded from disk, at first use."""
+        """Where it begins."""
+
+
+class Entry(Located, Protocol):
+    """A kernel with the one signature that compiled code calls; see ``kernels.cpu.entries``.
+
+    Its machine code is compiled, or loaded from disk, when its address is first asked for.
+    """
+
+    name: str
+
+
+@dataclass(frozen=True, eq=False)
+class Numbers:
+    """An array that kernels read."""
+
+    array: np.ndarray
+
+    @property
+    def address(self) -> int:
+        return int(self.array.ctypes.data)
 
 
 @dataclass(frozen=True)
@@ -22,7 +42,7 @@ class KernelCall:
 
     Attributes:
         entry: the kernel.
-        parameters: numbers that float64 holds exactly.
+        parameters: numbers that float64 holds exactly, and arrays that the kernel reads.
         draws: whether it needs the key of the random bits.
         leading: bits of an element at the beginning of the payload that are final as soon as the element is encoded.
         grain: at whose multiples the elements of a payload may be cut, to be encoded or decoded part by part; 0: they
@@ -33,7 +53,7 @@ class KernelCall:
     """
 
     entry: Entry
-    parameters: tuple[float, ...] = ()
+    parameters: tuple[float | Located, ...] = ()
     draws: bool = False
     grain: int = 0
     leading: int = 0
@@ -47,12 +67,12 @@ class KernelCall:
                 raise ValueError(f"{call.entry.name}: expected a kernel that needs no key, state or scratch memory")
 
     @property
-    def passed(self) -> tuple[float | Entry, ...]:
+    def passed(self) -> tuple[float | Located, ...]:
         """What the kernel gets: its parameters, then of each kernel that it calls the address and the parameters.
 
-        An entry stands for its address, which float64 holds exactly: those of processes are below 2⁴⁸.
+        What is located stands for its address, which float64 holds exactly: those of processes are below 2⁴⁸.
         """
-        found: list[float | Entry] = [*self.parameters]
+        found: list[float | Located] = [*self.parameters]
         for call in self.calls:
             found += [call.entry, *call.parameters]
         return tuple(found)

@@ -19,9 +19,10 @@ from typing import Any
 
 import numpy as np
 
+from .by_address import Entry, KernelCall, Numbers
 from .checks import check_power_of_two
 from .context import Context
-from .kernels.cpu import chunk_choice, dct, host, positions
+from .kernels.cpu import chunk_choice, dct, host, kept_entries, positions
 from .registry import register
 from .schedule import settled_power
 from .topk_in_chunks import InChunks
@@ -95,6 +96,24 @@ class DctTopK(InChunks):
         positions.scatter(*where.split(payload), where.low, seen, coefficients, False, context)
         _, back = dct.tables_of(out.size, self.chunk)
         dct.back(out, coefficients, self.chunk, *back, how)
+
+    # --- by address ---
+
+    def encoder(self, n: int) -> KernelCall | None:
+        return self._kernel(kept_entries.encode_coefficients_at, n) if n else None
+
+    def decoder(self, n: int) -> KernelCall | None:
+        return self._kernel(kept_entries.decode_coefficients_at, n) if n else None
+
+    def _kernel(self, entry: Entry, n: int) -> KernelCall:
+        form, calls = self._form(n)
+        length, highs = dct.padded(n, self.chunk), int(form[kept_entries.HIGHS])
+        forward, back = dct.tables_of(n, self.chunk)
+        parameters = (*form, self.chunk, self.k, length, *(Numbers(table) for table in (*forward, *back)))
+        scratch = kept_entries.scratch_for_coefficients(length, self.count(n), highs)
+        return KernelCall(entry, parameters, calls=calls, scratch=scratch)
+
+    # --- on GPUs ---
 
     def _encode_cuda(self, x: Any, payload: Any, residual: Any, context: Context) -> None:
         from .kernels.cuda import chunk_choice as cuda_chunk_choice

@@ -28,6 +28,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from .base import Compressor
+from .by_address import KernelCall, Numbers
 from .checks import check_choice, check_positive_int
 from .context import Context
 from .kernels.cpu import codebooks, host, rotations
@@ -85,6 +86,14 @@ class Rotated(Compressor):
     def _decode_cpu(self, payload: np.ndarray, out: np.ndarray, add: bool, context: Context) -> None:
         seed, planes, scales = self._split(payload, out.size)
         codebooks.decode(out, planes, scales, self.block, self._bits, table(self._bits), add, seed[0], seed[1])
+
+    def encoder(self, n: int) -> KernelCall:
+        rule = (self.block, self._bits, _located_table(self._bits), self.scale == "unbiased")
+        return KernelCall(codebooks.encode_at, rule, draws=True, grain=self.block)
+
+    def decoder(self, n: int) -> KernelCall:
+        rule = (self.block, self._bits, _located_table(self._bits))
+        return KernelCall(codebooks.decode_at, rule, grain=self.block)
 
     def _encode_cuda(self, x: Any, payload: Any, residual: Any, context: Context) -> None:
         from .kernels.cuda import codebooks as cuda_codebooks
@@ -159,6 +168,11 @@ def table(bits: int) -> np.ndarray:
     """For the kernels: the levels, then the thresholds between them. At one bit ±1, whose sums are exact."""
     levels = centroids(bits) if bits > 1 else (1.0,)
     return np.array([*levels, *_between(levels)], np.float32)
+
+
+@lru_cache
+def _located_table(bits: int) -> Numbers:
+    return Numbers(table(bits))
 
 
 @lru_cache

@@ -43,9 +43,27 @@ class Choice(NamedTuple):
 
 
 class Rounded(Compressor):
-    """A method whose values may be rounded by another method."""
+    """A method that sends some values, which may be rounded by another method."""
 
     values: str
+    counted: ClassVar[bool] = False
+    """Whether plain payloads begin with the number of elements that they hold: a uint32 and four zeros."""
+
+    @abstractmethod
+    def count(self, n: int) -> int:
+        """How many values are sent of n elements, or at most."""
+
+    def _where(self, n: int) -> positions.Layout:
+        """How their positions are coded."""
+        return positions.layout(n, self.count(n))
+
+    def _form(self, n: int) -> tuple[tuple[float, ...], tuple[KernelCall, ...]]:
+        """What kernels by address are told of the payload, and which ones they call."""
+        k, where = self.count(n), self._where(n)
+        if self.values == "fp32":
+            return (k, self.counted, 0, *where), ()
+        calls = tuple(filter(None, (self._coder.encoder(k), self._coder.decoder(k))))
+        return (k, self.counted, 1 + len(calls[0].parameters), *where), calls
 
     def _check_values(self) -> None:
         """Raise ConfigError unless there is a method of that name."""
@@ -80,8 +98,6 @@ class Kept(Rounded):
     """
 
     ratio: float
-    counted: ClassVar[bool] = False
-    """Whether plain payloads begin with the number of elements that they hold: a uint32 and four zeros."""
 
     def _check_kept(self) -> None:
         """Raise ConfigError unless the parameters that all have are valid."""
@@ -100,14 +116,13 @@ class Kept(Rounded):
     # --- sizes and promises ---
 
     def count(self, n: int) -> int:
-        """How many of n elements are sent, or at most."""
         return sparse.count(n, self.ratio)
 
     def nbytes(self, n: int) -> int:
         k = self.count(n)
         if not n or self.values == "fp32":
             return self._plain_bytes(k) if n else 0
-        return positions.layout(n, k).nbytes + self._coder.nbytes(k)
+        return self._where(n).nbytes + self._coder.nbytes(k)
 
     def decode_traffic(self, n: int) -> int:
         return sparse.scattered_traffic(n, self.count(n)) + self.nbytes(n)
@@ -134,7 +149,7 @@ class Kept(Rounded):
         self._choose_cpu(x, plain, residual, context)
         head, indices, sent = self._split(plain)
         count = indices.size if head is None else int(head[0])
-        where = positions.layout(x.size, indices.size)
+        where = self._where(x.size)
         positions.write(indices, count, *where.split(payload), where.low)
         self._coder.encode(sent, payload[where.nbytes :], None, context)
         if residual is not None:
@@ -148,7 +163,7 @@ class Kept(Rounded):
             sparse.decode(out, indices[:m], sent[:m], add)
             return
         k = self.count(out.size)
-        where = positions.layout(out.size, k)
+        where = self._where(out.size)
         seen = self._decoded(payload, where, k, context)
         positions.scatter(*where.split(payload), where.low, seen, out, add, context)
 
@@ -161,7 +176,7 @@ class Kept(Rounded):
         plain = self._room(x, context)
         self._choose_cuda(x, plain, residual, context)
         head, indices, sent = self._split(plain)
-        where = positions.layout(x.size, indices.size)
+        where = self._where(x.size)
         cuda_positions.write(indices, head, *where.split(payload), where.low)
         self._coder.encode(sent, payload[where.nbytes :], None, context)
         if residual is not None:
@@ -178,7 +193,7 @@ class Kept(Rounded):
         from .kernels.cuda import positions as cuda_positions
 
         k = self.count(out.size)
-        where = positions.layout(out.size, k)
+        where = self._where(out.size)
         seen = self._decoded(payload, where, k, context)
         cuda_positions.scatter(*where.split(payload), where.low, seen, out, add, context)
 
@@ -203,15 +218,6 @@ class Kept(Rounded):
     def _choice(self, n: int) -> Choice | None:
         """How a kernel by address chooses among n elements; None: there is none."""
         return None
-
-    def _form(self, n: int) -> tuple[tuple[float, ...], tuple[KernelCall, ...]]:
-        """What kernels by address are told of the payload, and which ones they call."""
-        k = self.count(n)
-        where = positions.layout(n, k)
-        if self.values == "fp32":
-            return (k, self.counted, 0, *where), ()
-        calls = tuple(filter(None, (self._coder.encoder(k), self._coder.decoder(k))))
-        return (k, self.counted, 1 + len(calls[0].parameters), *where), calls
 
     # --- plain payloads ---
 

@@ -243,15 +243,16 @@ class Bounded:
 class ByAddress:
     """Kernels that the compiled executor calls by their address, without Python.
 
-    Override both where ``_encode_cpu`` and ``_decode_cpu`` are one kernel each. They must write the same bits. The
-    executor asks; what is None runs in Python. A subclass that overrides one of the two methods of a method with
-    kernels, and not that of its kernel, has none for it.
+    Override them where ``_encode_cpu``, ``_decode_cpu`` and ``finalize`` are one kernel each. They must write the same
+    bits. The executor asks; what is None runs in Python. A subclass that overrides one of these methods, and not that
+    of its kernel, has none for it.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         without_kernel(cls, "_encode_cpu", "encoder", ByAddress.encoder)
         without_kernel(cls, "_decode_cpu", "decoder", ByAddress.decoder)
+        without_kernel(cls, "finalize", "finalizer", ByAddress.finalizer)
 
     def encoder(self, n: int) -> KernelCall | None:
         """What encodes n elements as ``_encode_cpu`` does, on one thread; None: there is no such kernel."""
@@ -259,6 +260,10 @@ class ByAddress:
 
     def decoder(self, n: int) -> KernelCall | None:
         """What decodes n elements as ``_decode_cpu`` does, on one thread; None: there is no such kernel."""
+        return None
+
+    def finalizer(self, n: int) -> KernelCall | None:
+        """What changes n elements as ``finalize`` does; it gets no payload. None: there is no such kernel."""
         return None
 
 

@@ -52,6 +52,12 @@ class SignSGD(Compressor):
     def encoder(self, n: int) -> KernelCall:
         return KernelCall(_encode_at, grain=64, leading=1)
 
+    def decoder(self, n: int) -> KernelCall:
+        return KernelCall(cpu_signs.decode_at, (cpu_signs.CHUNK, 0), grain=64)
+
+    def finalizer(self, n: int) -> KernelCall:
+        return KernelCall(cpu_signs.vote_at, grain=1)
+
     def _encode_cuda(self, x: Any, payload: Any, residual: Any, context: Context) -> None:
         from .kernels.cuda import signs as cuda_signs
 

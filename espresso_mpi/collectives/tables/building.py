@@ -30,8 +30,10 @@ def encodes_by_address(compressor: Compressor, sizes: Sequence[int]) -> bool:
 
 
 def decodes_by_address(compressor: Compressor, sizes: Sequence[int]) -> bool:
-    """As ``encodes_by_address``, of a decode, which must also leave the mean as it is."""
-    return not compressor.finalizes and all(host.runs_serial(n) and compressor.decoder(n) is not None for n in sizes)
+    """As ``encodes_by_address``, of a decode, and of what makes the result of the mean."""
+    if compressor.finalizes and compressor.finalizer(1) is None:
+        return False
+    return all(host.runs_serial(n) and compressor.decoder(n) is not None for n in sizes)
 
 
 class Ways(Protocol):
@@ -277,7 +279,7 @@ class TableBuilder:
         return same and len(parts) == 1 and waiting.buffer != 0
 
     def _decoded(self, tensor: int, step: DecodeStep, compressor: Compressor) -> list[list[Operation]] | None:
-        """The operations that decode a tensor, for each part: all copies, and the division.
+        """The operations that decode a tensor, for each part: all copies, the division, and what finalizes the mean.
 
         None, and they do not wait for the next step, where there are none, or the copies are cut in different places.
         """
@@ -286,18 +288,18 @@ class TableBuilder:
             [self._to.decode(Code.ADD if n else Code.DECODE, tensor, part, compressor, self._now) for part in copy]
             for n, copy in enumerate(copies)
         ]
-        divisions = list[Operation]()
-        if step.region.size and step.packed.divisor != 1:
-            number, region = self._to.divisor(step.packed.divisor), step.region
-            divisions = [Operation(Code.DIVIDE, BUFFERS + tensor, region.start, region.size, number=number)]
+        region, rest = step.region, list[Operation]()
+        if region.size and step.packed.divisor != 1:
+            number = self._to.divisor(step.packed.divisor)
+            rest.append(Operation(Code.DIVIDE, BUFFERS + tensor, region.start, region.size, number=number))
+        if region.size and compressor.finalizes:
+            rest.append(self._to.finalize(tensor, region, compressor))
         if len({tuple((o.at, o.size) for o in copy) for copy in decoded}) > 1 or not any(copies):
             first = self._to.mark()
-            self._to.operations += [*chain(*decoded), *divisions]
+            self._to.operations += [*chain(*decoded), *rest]
             self._to.span("decode", tensor, first, self._to.mark(), f"decode@{step.device}")
             return None
-        return [
-            [*part, *(one.cut(part[0].at, part[0].at + part[0].size) for one in divisions)] for part in zip(*decoded)
-        ]
+        return [[*part, *(one.cut(part[0].at, part[0].at + part[0].size) for one in rest)] for part in zip(*decoded)]
 
     # --- parts of steps -----------------------------------------------------------------------------------------------
 

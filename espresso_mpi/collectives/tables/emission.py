@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 
 from espresso_mpi.compressors import Compressor
-from espresso_mpi.compressors.by_address import Entry, KernelCall
+from espresso_mpi.compressors.by_address import KernelCall, Located
 from espresso_mpi.tracing.recording import Kind
 
 from ..data import reduction
@@ -46,7 +46,7 @@ class Emission:
     operations: list[Operation] = field(default_factory=list)
     spans: list[OperationSpan] = field(default_factory=list)
     stages: list[PythonStage] = field(default_factory=list)
-    _parameters: list[float | Entry] = field(default_factory=list)
+    _parameters: list[float | Located] = field(default_factory=list)
     _kept: list[KeptMemory] = field(default_factory=list)
     _drawn: list[Drawn] = field(default_factory=list)
     _marks: int = 0
@@ -120,6 +120,13 @@ class Emission:
             number=self._parameters_of(call), call=call, whole=part.size,
         )  # fmt: skip
 
+    def finalize(self, tensor: int, region: Dense, compressor: Compressor) -> Operation:
+        """What makes a result of the mean of a region."""
+        call = compressor.finalizer(region.size)
+        assert call is not None
+        number, size = self._parameters_of(call), region.size
+        return Operation(Code.FINALIZE, BUFFERS + tensor, region.start, size, number=number, call=call, whole=size)
+
     def divisor(self, divisor: float) -> int:
         """Where a divisor is among the parameters."""
         exact, factor = reduction.factor_of(divisor)
@@ -128,7 +135,7 @@ class Emission:
     def _parameters_of(self, call: KernelCall) -> int:
         return self._place(call.passed)
 
-    def _place(self, parameters: Sequence[float | Entry]) -> int:
+    def _place(self, parameters: Sequence[float | Located]) -> int:
         """Where parameters begin among all."""
         self._parameters += parameters
         return len(self._parameters) - len(parameters)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from espresso_mpi.compressors.by_address import Entry, KernelCall
+from espresso_mpi.compressors.by_address import KernelCall, Located
 from espresso_mpi.tracing.recording import Kind
 
 from ..data.layout import Dense
@@ -33,28 +33,29 @@ class Code(IntEnum):
     ENCODE = 0
     DECODE = 1
     ADD = 2
-    DIVIDE = 3
-    SUM = 4
-    WRITE = 5
-    READ = 6
-    REACH = 7
-    FETCH = 8
-    LAP = 9
-    TILES = 10
-    COPY = 11
-    SHOW = 12
-    MEET = 13
-    TAKE = 14
-    SEND = 15
-    RECEIVE = 16
-    WAIT = 17
-    MARK = 18
-    STACK = 19
-    YIELD = 20
-    SUM_RECEIVED = 21
-    OFFER = 22
-    LEARN = 23
-    PYTHON = 24
+    FINALIZE = 3
+    DIVIDE = 4
+    SUM = 5
+    WRITE = 6
+    READ = 7
+    REACH = 8
+    FETCH = 9
+    LAP = 10
+    TILES = 11
+    COPY = 12
+    SHOW = 13
+    MEET = 14
+    TAKE = 15
+    SEND = 16
+    RECEIVE = 17
+    WAIT = 18
+    MARK = 19
+    STACK = 20
+    YIELD = 21
+    SUM_RECEIVED = 22
+    OFFER = 23
+    LEARN = 24
+    PYTHON = 25
 
 
 @dataclass(frozen=True)
@@ -72,9 +73,9 @@ class Operation:
         kept, kept_at: place of the residual, and the element of it that belongs to the first one.
         key: place of the key.
         state: place of the state that the kernel gets; work: where in the scratch memory that of the kernel begins.
-        number: of ENCODE, DECODE and ADD: where the parameters begin; of DIVIDE and of sums: where the divisor is; of
-            COPY: the other buffer; of TAKE, READ, FETCH, SEND and RECEIVE: the rank; of WAIT: the number of messages;
-            of LAP: 1 at the end and -1 at the beginning; of TILES: elements of one.
+        number: of ENCODE, DECODE, ADD and FINALIZE: where the parameters begin; of DIVIDE and of sums: where the
+            divisor is; of COPY: the other buffer; of TAKE, READ, FETCH, SEND and RECEIVE: the rank; of WAIT: the number
+            of messages; of LAP: 1 at the end and -1 at the beginning; of TILES: elements of one.
         other: of COPY and TAKE: the byte in the source; of SUM, WRITE and READ: the byte in the row; of REACH, FETCH
             and LEARN: the place of what is known of the memory of the other ranks, see ``OperationTable.reached``.
         call: the kernel.
@@ -145,6 +146,7 @@ class Operation:
             Code.ENCODE: f"{elements}{kept}{state} -> {payload}",
             Code.DECODE: f"{payload} -> {elements}",
             Code.ADD: f"{payload} + {elements}",
+            Code.FINALIZE: f"{elements} finalized",
             Code.DIVIDE: elements,
             Code.SUM: f"{elements} + {in_row} of the other rows, divided",
             Code.WRITE: f"{elements} -> own row {in_row}",
@@ -250,7 +252,7 @@ class OperationTable:
         reached: members of the node whose memory is read; 0: none is. The places are the addresses of the functions
             that read and that say where the error is, the processes of the members, and for each of these the addresses
             of its tensors, which LEARN writes.
-        parameters: of kernels and divisions; an entry stands for its address.
+        parameters: of kernels and divisions; what is located stands for its address.
         spans: what is recorded.
         marks: number of MARK operations.
         stages: what PYTHON operations run.
@@ -263,7 +265,7 @@ class OperationTable:
     tensors: int
     kept: Sequence[KeptMemory] = ()
     drawn: Sequence[Drawn] = ()
-    parameters: Sequence[float | Entry] = ()
+    parameters: Sequence[float | Located] = ()
     spans: Sequence[OperationSpan] = ()
     marks: int = 0
     stages: Sequence[PythonStage] = ()

@@ -12,6 +12,7 @@ from espresso_mpi.collectives.messages.single_copy import SingleCopy, probe
 from espresso_mpi.collectives.messages.switches import EXECUTOR
 from espresso_mpi.collectives.messages.window_kernels import WindowKernels
 from espresso_mpi.collectives.tables import passes
+from espresso_mpi.compressors import register, unregister
 from espresso_mpi.compressors.drive import Drive
 from espresso_mpi.engine import piggyback_limit
 from espresso_mpi.errors import ConfigError, EspressoError, RemoteError, TransportError
@@ -87,13 +88,30 @@ def test_dense_tensors_between_nodes(world, monkeypatch, route, fused):
 
 METHODS = (
     "int8:rounding=stochastic", "int4", "fp8_e4m3", "fp16", "bf16:rounding=stochastic", "topk:ratio=0.1", "qsgd",
-    "dgc:ratio=0.1,values=int4", "signum", "drive",
+    "dgc:ratio=0.1,values=int4", "signum", "eden:bits=3", "dct_topk:values=int8", "bound:rel=0.01",
 )  # fmt: skip
-BY_PYTHON = {"signum": {"decode"}, "drive": {"encode", "decode"}}
-"""What has no kernel in a table; the result of a vote is no mean."""
 
 
-@pytest.mark.parametrize("method", METHODS)
+class WithoutKernels(Drive):
+    """A method of somebody's own."""
+
+    name = "test-foreign"
+
+    def _encode_cpu(self, *given):
+        super()._encode_cpu(*given)
+
+    def _decode_cpu(self, *given):
+        super()._decode_cpu(*given)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def registered():
+    register(WithoutKernels)
+    yield
+    unregister(WithoutKernels.name)
+
+
+@pytest.mark.parametrize("method", [*METHODS, WithoutKernels.name])
 def test_every_kernel_by_address(world, monkeypatch, method):
     for nodes in node_layouts(world.size)[:2]:
         faults, executors = differences(world, monkeypatch, nodes, compressor=method)
@@ -101,7 +119,8 @@ def test_every_kernel_by_address(world, monkeypatch, method):
         assert all(how.startswith("table of") for how in executors.values()), executors
         for how in executors.values():
             python = how.partition("; Python does ")[2].split(", ")
-            assert {part.partition(" ")[0] for part in python if part} == BY_PYTHON.get(method, set()), how
+            expected = {"encode", "decode"} if method == WithoutKernels.name else set()
+            assert {part.partition(" ")[0] for part in python if part} == expected, how
 
 
 def test_payloads_that_pass_the_window_in_chunks_and_take_several_messages(world, monkeypatch):
@@ -202,18 +221,19 @@ def test_what_tables_lack_runs_in_python_and_is_said(open_session, world, feedba
 
 @pytest.mark.parametrize("layout", [0, 2], ids=["window", "messages"])
 def test_a_rank_that_is_late_inside_a_table_is_named(world, monkeypatch, layout):
-    """The encode of drive runs in Python, so one rank can be late there: after the agreement, inside the table."""
-    last, encode, waits = world.size - 1, Drive._encode_cpu, [3]
+    """An encode without a kernel runs in Python, so one rank can be late there: after the agreement, in the table."""
+    last, encode, waits = world.size - 1, WithoutKernels._encode_cpu, [3]
 
     def late(*arguments):
         if world.rank == last and waits:  # for the first of its parts
             time.sleep(waits.pop())
         encode(*arguments)
 
-    session = Session(world, compressor="drive", min_bytes=0, timeout=1, nodes=node_layouts(world.size)[layout])
+    options = {"compressor": WithoutKernels.name, "min_bytes": 0, "timeout": 1}
+    session = Session(world, nodes=node_layouts(world.size)[layout], **options)
     session.sync({"w": values(world.rank, 0, 1000)})
     assert session.executors["w"].startswith("table of")
-    monkeypatch.setattr(Drive, "_encode_cpu", late)
+    monkeypatch.setattr(WithoutKernels, "_encode_cpu", late)
     with pytest.raises(RemoteError if world.rank == last else EspressoError) as caught:
         session.sync({"w": values(world.rank, 1, 1000)})
     texts = world.allgather(f"{type(caught.value).__name__}: {caught.value}")

@@ -31,9 +31,9 @@ def test_the_page_lists_the_methods_that_have_kernels():
 
 
 def test_the_second_rank_of_a_node_takes_from_the_first(capsys):
-    tables.main("hierarchical-allgather", "drive", 5000, nodes=2, ranks=2, rank=3)
+    tables.main("hierarchical-allgather", "dgc:clip=1.0", 5000, nodes=2, ranks=2, rank=3)
     printed = capsys.readouterr().out
-    assert "encode drive of tensor 0" in printed
+    assert "encode dgc:clip=1.0 of tensor 0" in printed
     assert "rank 1 -> buffer 1" in printed
     assert "of the other rows, divided" in printed
 
@@ -43,6 +43,13 @@ def test_a_dense_tensor_between_nodes(capsys):
     printed = capsys.readouterr().out
     assert "rank 1 -> buffer 0" in printed and "bytes of tensor 0 [60160:80000] -> rank 1" in printed
     assert "tensor 0 [15040:20000] + the other rows of buffer 0 [0:39680], divided" in printed
+
+
+def test_a_vote_is_taken_after_the_division(capsys):
+    tables.main("flat-allgather", "signsgd", 1000, nodes=1, ranks=3, rank=0)
+    printed = stripped(capsys.readouterr().out)
+    at = next(number for number, line in enumerate(printed) if "finalized" in line)
+    assert "divide" in printed[at - 1] and "python" not in "".join(printed)
 
 
 def test_what_has_no_table_says_why(capsys):

@@ -16,15 +16,17 @@ from espresso_mpi.compressors.topk import TopK
 from espresso_mpi.compressors.topk_sampled import TopKSampled
 
 N, KEY = 5003, 0x0123456789ABCDEF
-SPARSE = ("topk", "topk_sampled", "topk_in_chunks", "threshold", "dgc")
+SPARSE = ("topk", "topk_sampled", "topk_in_chunks", "threshold", "dgc", "dct_topk")
+AT_ONCE = (*SPARSE, "bound")
+"""Methods whose payload is made at once."""
 METHODS = (
     *(name for name in names() if get(name).encoder(N) is not None),
     "onebit:block=192", "int8:block=100,rounding=stochastic", "int2:block=65", "bf16:rounding=stochastic",
     "qsgd:levels=200,block=100", "natural:block=100", "onebit_sgd:block=192", "topk:values=int4",
     "dgc:ratio=0.1,values=int8", "threshold:value=1.5,values=fp16", "topk_in_chunks:chunk=100,k=7,values=onebit",
+    "drive:block=64,scale=unbiased", "eden:bits=4,block=128", "dct_topk:chunk=32,k=3,values=int4", "bound:bits=4",
 )  # fmt: skip
 DECODED = tuple(method for method in METHODS if get(method).decoder(N) is not None)
-"""A vote is no mean: its payloads are decoded by Python."""
 SCALES = {"fp16": 60000, "threshold:value=1.5,values=fp16": 60000, "onebit_sgd": 1e37}
 """By which normal values are multiplied, so that some are cut."""
 SIGNATURE = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 11)
@@ -76,7 +78,7 @@ def test_parts_make_the_whole(method, feedback):
     np.testing.assert_array_equal(found, expected)
     np.testing.assert_array_equal(residuals[1], residuals[0])
     assert cut == context.cut and (cut > 0) == (method in SCALES)
-    assert (kernel.grain == 0) == (compressor.name in SPARSE)
+    assert (kernel.grain == 0) == (compressor.name in AT_ONCE)
 
 
 @pytest.mark.parametrize("method", DECODED)
@@ -90,6 +92,18 @@ def test_parts_are_decoded_to_the_whole(method):
         for a, b in parts(kernel.grain):
             call(kernel, by_parts, payload, None, adding, a, b)
         np.testing.assert_array_equal(by_parts, decoded)
+
+
+@pytest.mark.parametrize("method", ["signsgd", "signum"])
+def test_a_vote_is_finalized(method):
+    x = np.random.default_rng(5).standard_normal(N, dtype=np.float32)
+    x[:3] = 0, -0.0, np.nan
+    voted, kernel = x.copy(), get(method).finalizer(N)
+    get(method).finalize(x)
+    for a, b in parts(kernel.grain):
+        call(kernel, voted, np.empty(0, np.uint8), None, 0, a, b)
+    np.testing.assert_array_equal(voted, x)
+    assert set(x) == {-1, 1}
 
 
 @pytest.mark.parametrize("method", [method for method in METHODS if get(method).encoder(N).leading])
@@ -124,7 +138,7 @@ def test_a_choice_by_a_sample(method, ties):
     assert (guard == 0xA5).all()
 
 
-@pytest.mark.parametrize("method", [m for m in DECODED if m.partition(":")[0] in SPARSE])
+@pytest.mark.parametrize("method", [m for m in DECODED if m.partition(":")[0] in AT_ONCE])
 def test_damaged_payloads_write_to_nothing_else(method):
     compressor, rng = get(method), np.random.default_rng(8)
     kernel, memory, expected = compressor.decoder(N), np.empty(N + GUARD, np.float32), np.zeros(N, np.float32)
@@ -152,7 +166,7 @@ def test_what_a_kernel_calls_needs_nothing_but_parameters():
     [
         (TopK, "_encode_cpu", "encoder"), (TopK, "_choose_cpu", "encoder"), (TopK, "_decode_cpu", "decoder"),
         (TopKSampled, "_momentum_cpu", "encoder"), (Dgc, "_momentum_cpu", "encoder"),
-        (SignSGD, "_encode_cpu", "encoder"), (QSGD, "_decode_cpu", "decoder"),
+        (SignSGD, "_encode_cpu", "encoder"), (SignSGD, "finalize", "finalizer"), (QSGD, "_decode_cpu", "decoder"),
     ],
 )  # fmt: skip
 def test_a_subclass_that_works_in_another_way_has_no_kernel_for_it(base, hook, kernel):

@@ -10,7 +10,7 @@ from numba import carray, prange, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from . import group64, host, rotations, vectors
+from . import entries, group64, host, rotations, vectors
 from .flips import flip_subtract, square_sum
 from .hadamard import transform
 
@@ -223,3 +223,50 @@ def decode(out, planes, scales, block, bits, table, add, low, high):  # type: ig
                 factor,
                 rotations.ADD if add else rotations.STORE,
             )
+
+
+# --- by address -------------------------------------------------------------------------------------------------------
+
+_encode_serial, _decode_serial = encode.serial, decode.serial
+
+
+@host.inline
+def _groups(n, block):  # type: ignore[no-untyped-def]
+    """Groups of 64 in the blocks of n elements."""
+    rest = n % block
+    return (n - rest + (rotations.block_size(rest, block) if rest else 0)) // 64
+
+
+@host.inline
+def _parts_at(payload, n, block, bits, first, whole):  # type: ignore[no-untyped-def]
+    """The planes and the scales of n elements of a payload."""
+    planes = payload + 8
+    scales = planes + 8 * bits * _groups(whole, block) + 4 * (first // block)
+    words = entries.words(planes + 8 * bits * (first // 64), bits * _groups(n, block))
+    return words, entries.floats(scales, (n + block - 1) // block)
+
+
+@entries.Entry
+def encode_at(x, n, payload, residual, state, work, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
+    """Parameters: block, bits, the table, unbiased."""
+    p = entries.doubles(parameters, 4)
+    block, bits = np.int64(p[0]), np.int64(p[1])
+    table = entries.floats(np.int64(p[2]), (1 << bits) - 1)
+    planes, scales = _parts_at(payload, n, block, bits, first, whole)
+    entries.words(payload, 1)[0] = np.uint64(key)
+    low, high = host.key_from(key, first // 32)
+    values, kept = entries.floats(x, n), entries.floats_if(residual, n)
+    _encode_serial(values, kept, planes, scales, block, bits, p[3] != 0, table, low, high)
+    return 0
+
+
+@entries.Entry
+def decode_at(x, n, payload, residual, state, work, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
+    """Parameters: block, bits, the table."""
+    p = entries.doubles(parameters, 3)
+    block, bits = np.int64(p[0]), np.int64(p[1])
+    table = entries.floats(np.int64(p[2]), (1 << bits) - 1)
+    planes, scales = _parts_at(payload, n, block, bits, first, whole)
+    low, high = host.key_from(entries.integers(payload, 1)[0], first // 32)
+    _decode_serial(entries.floats(x, n), planes, scales, block, bits, table, add != 0, low, high)
+    return 0

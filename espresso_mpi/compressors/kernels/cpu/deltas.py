@@ -13,7 +13,7 @@ from numba import prange
 
 from espresso_mpi.compressors.context import Context
 
-from . import host
+from . import entries, host
 from .linear_sparse import plus
 
 BLOCK = 64
@@ -33,27 +33,22 @@ def words(n: int, bits: int) -> int:
     return HEADER + -(-n // BLOCK) * (1 + 2 * bits)
 
 
-def step_of(spread: float, bits: int) -> np.float32:
-    """The step for a largest difference of neighbours."""
-    return np.float32(0 if spread < TINY else np.float32(spread) / np.float32((1 << (bits - 1)) - 3))
-
-
-def spread(x: np.ndarray, context: Context) -> float:
-    """The largest difference of neighbours, sanitised."""
-    return _largest(x, context)[0]
+def room(n: int) -> int:
+    """Words of scratch memory in which the extents of n elements are found."""
+    return 2 * -(-n // _CHUNK)
 
 
 def extent(x: np.ndarray, context: Context) -> tuple[float, float]:
     """The largest difference of neighbours and the largest magnitude; infinity if a value is not finite."""
-    found = _largest(x, context)
-    return found if np.isfinite(found[1]) else (np.inf, np.inf)
-
-
-def _largest(x: np.ndarray, context: Context) -> tuple[float, float]:
-    tops = context.scratch("deltas-tops", 2 * -(-x.size // _CHUNK), np.uint32, x)
+    tops = tops_of(x, context)
     _extents(x, tops)
     apart, largest = tops.reshape(2, -1).max(axis=1).view(np.float32)
-    return float(apart), float(largest)
+    return (float(apart), float(largest)) if np.isfinite(largest) else (np.inf, np.inf)
+
+
+def tops_of(x: np.ndarray, context: Context) -> np.ndarray:
+    """That memory."""
+    return context.scratch("deltas-tops", room(x.size), np.uint32, x)
 
 
 @host.Kernel
@@ -70,7 +65,7 @@ def _extents(x, tops):  # type: ignore[no-untyped-def]
 
 
 @host.Kernel
-def sum_into(values, x):  # type: ignore[no-untyped-def]
+def _sum_into(values, x):  # type: ignore[no-untyped-def]
     """``values = sanitise(values + x)``."""
     for c in prange((x.size + _CHUNK - 1) // _CHUNK):
         a, b = c * _CHUNK, min(x.size, (c + 1) * _CHUNK)
@@ -84,8 +79,21 @@ def number(value, first, inverse):  # type: ignore[no-untyped-def]
     return np.int64(np.int32(host.float_bits(shifted))) - np.int64(_MAGIC_BITS)
 
 
+@host.inline
+def _begin(payload, tops, bits):  # type: ignore[no-untyped-def]
+    """Write the header; returns the step for the largest difference of neighbours, and its inverse."""
+    top = np.uint32(0)
+    for c in range(tops.size // 2):
+        top = max(top, tops[c])
+    spread = host.bits_float(top)
+    step = np.float32(0) if spread < TINY else np.float32(spread / np.float32((np.int64(1) << (bits - 1)) - 3))
+    payload[:HEADER] = np.uint32(0)
+    payload[0] = host.float_bits(step)
+    return step, np.float32(1) / step if step > 0 else np.float32(0)
+
+
 @host.Kernel
-def encode(values, rest, payload, bits, step, inverse):  # type: ignore[no-untyped-def]
+def _write(values, rest, payload, bits, step, inverse):  # type: ignore[no-untyped-def]
     """Write the blocks; leave in ``rest``, unless it is empty, what they do not hold. It may be ``values``."""
     size, top = 1 + 2 * bits, (np.int64(1) << (bits - 1)) - 1
     for block in prange((values.size + BLOCK - 1) // BLOCK):
@@ -109,8 +117,25 @@ def encode(values, rest, payload, bits, step, inverse):  # type: ignore[no-untyp
             out[word] = np.uint32(waiting)
 
 
+@host.Composite
+def _encode_values(values, rest, payload, tops, bits):  # type: ignore[no-untyped-def]
+    _extents(values, tops)
+    step, inverse = _begin(payload, tops, bits)
+    _write(values, rest, payload, bits, step, inverse)
+
+
+@host.Composite
+def encode(x, residual, payload, tops, bits):  # type: ignore[no-untyped-def]
+    """Write the payload of ``x + residual``; leave in the residual, unless it is empty, what that does not hold."""
+    if residual.size:
+        _sum_into(residual, x)
+        _encode_values(residual, residual, payload, tops, bits)
+    else:
+        _encode_values(x, residual, payload, tops, bits)
+
+
 @host.Kernel
-def decode(out, payload, bits, step, add):  # type: ignore[no-untyped-def]
+def _read(out, payload, bits, step, add):  # type: ignore[no-untyped-def]
     size, top, mask = 1 + 2 * bits, (np.int64(1) << (bits - 1)) - 1, np.uint64((1 << bits) - 1)
     for block in prange((out.size + BLOCK - 1) // BLOCK):
         read = payload[HEADER + block * size : HEADER + (block + 1) * size]
@@ -125,3 +150,41 @@ def decode(out, payload, bits, step, add):  # type: ignore[no-untyped-def]
             waiting, filled = waiting >> np.uint64(bits), filled - bits
             value = host.sanitise(host.fma(np.float32(q), step, first))
             x[i] = plus(x[i], value) if add else value
+
+
+@host.inline
+def _step_in(payload):  # type: ignore[no-untyped-def]
+    return host.sanitise(host.bits_float(payload[0]))
+
+
+@host.Composite
+def decode(out, payload, bits, add):  # type: ignore[no-untyped-def]
+    """Undo ``encode``."""
+    _read(out, payload, bits, _step_in(payload), add)
+
+
+# --- by address -------------------------------------------------------------------------------------------------------
+
+_encode_serial, _decode_serial = encode.serial, decode.serial
+
+
+@host.inline
+def _words_at(payload, n, bits):  # type: ignore[no-untyped-def]
+    """As many as ``words``."""
+    return entries.words32(payload, HEADER + (n + BLOCK - 1) // BLOCK * (1 + 2 * bits))
+
+
+@entries.Entry
+def encode_at(x, n, payload, residual, state, work, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
+    """Parameters: bits."""
+    bits = np.int64(entries.doubles(parameters, 1)[0])
+    tops = entries.words32(work, 2 * ((n + _CHUNK - 1) // _CHUNK))
+    _encode_serial(entries.floats(x, n), entries.floats_if(residual, n), _words_at(payload, n, bits), tops, bits)
+    return 0
+
+
+@entries.Entry
+def decode_at(x, n, payload, residual, state, work, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
+    bits = np.int64(entries.doubles(parameters, 1)[0])
+    _decode_serial(entries.floats(x, n), _words_at(payload, n, bits), bits, add != 0)
+    return 0

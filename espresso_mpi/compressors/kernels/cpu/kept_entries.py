@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from . import chunk_choice, entries, host, positions, samples, sparse
+from . import chunk_choice, dct, entries, host, positions, samples, sparse
 from .magnitudes import BINS
 from .sparse import Room
 
@@ -23,6 +23,9 @@ and the factor of the momentum."""
 
 CHUNK, K, CHOICE_IN_CHUNKS = range(3)
 """Those about the choice by ``chunk_choice.choose``."""
+
+LENGTH, FORWARD, FORWARD_REST, BACK, BACK_REST, CHOICE_OF_COEFFICIENTS = range(CHOICE_IN_CHUNKS, CHOICE_IN_CHUNKS + 6)
+"""What follows these where the values are cosine coefficients: how many these are, and the tables of ``dct.tables``."""
 
 
 def choice_of(
@@ -157,4 +160,67 @@ def decode_at(x, n, payload, residual, state, work, key, add, parameters, first,
     indices, sent = _plain_at(payload, np.int64(form[COUNTED]), k)
     count = min(np.int64(entries.words32(payload, 1)[0]), k) if form[COUNTED] != 0 else k
     _decode(out, indices[:count], sent, add != 0)
+    return 0
+
+
+# --- cosine coefficients ----------------------------------------------------------------------------------------------
+
+_forward, _back = dct.forward.serial, dct.back.serial
+
+
+def scratch_for_coefficients(length: int, k: int, highs: int) -> int:
+    """Bytes of scratch memory in which ``length`` coefficients are made and read, of which k are sent."""
+    return 8 * positions.parts_of(highs) + 4 * length + 12 * k
+
+
+@host.inline
+def _table_at(choice, place, size):  # type: ignore[no-untyped-def]
+    return entries.floats(np.int64(choice[place]), size * size)
+
+
+@host.inline
+def _rest_of(n, block, length):  # type: ignore[no-untyped-def]
+    """The size of the last block."""
+    return length - (n - 1) // block * block
+
+
+@host.inline
+def _back_at(out, payload, work, form, choice, parameters, how):  # type: ignore[no-untyped-def]
+    """Add what a payload holds, store it, or subtract it."""
+    k, length, block = np.int64(form[SLOTS]), np.int64(choice[LENGTH]), np.int64(choice[CHUNK])
+    highs, lows, values = _coded_at(payload, form)
+    before = entries.integers(work, positions.parts_of(highs.size))
+    coefficients = entries.floats(work + 8 * before.size, length)
+    if form[FIRST] != 0:
+        seen = work + 8 * before.size + 4 * length
+        _values_call(1, seen, k, values, form, parameters)
+        values = seen
+    _put(coefficients, highs, lows, np.int64(form[LOW]), entries.floats(values, k), before, False)
+    whole, rest = _table_at(choice, BACK, block), _table_at(choice, BACK_REST, _rest_of(out.size, block, length))
+    _back(out, coefficients, block, whole, rest, how)
+
+
+@entries.Entry
+def encode_coefficients_at(x, n, payload, residual, state, work, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
+    form, choice = entries.doubles(parameters, FORM), entries.doubles(parameters + 8 * FORM, CHOICE_OF_COEFFICIENTS)
+    kept, k, length = entries.floats_if(residual, n), np.int64(form[SLOTS]), np.int64(choice[LENGTH])
+    highs, lows, values = _coded_at(payload, form)
+    coefficients, indices = entries.floats(work, length), entries.words32(work + 4 * length, k)
+    at, block, cut = values if form[FIRST] == 0 else work + 4 * (length + k), np.int64(choice[CHUNK]), np.int64(0)
+    table, rest = _table_at(choice, FORWARD, block), _table_at(choice, FORWARD_REST, _rest_of(n, block, length))
+    _forward(entries.floats(x, n), kept, coefficients, block, table, rest)
+    _choose_in_chunks(coefficients, coefficients[:0], indices, entries.floats(at, k), block, np.int64(choice[K]))
+    _write(indices, k, highs, lows, np.int64(form[LOW]))
+    if form[FIRST] != 0:
+        cut = _values_call(0, at, k, values, form, parameters + 8 * (FORM + CHOICE_OF_COEFFICIENTS))
+    if kept.size:
+        _back_at(kept, payload, work, form, choice, parameters + 8 * (FORM + CHOICE_OF_COEFFICIENTS), dct.SUBTRACT)
+    return cut
+
+
+@entries.Entry
+def decode_coefficients_at(x, n, payload, residual, state, work, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
+    form, choice = entries.doubles(parameters, FORM), entries.doubles(parameters + 8 * FORM, CHOICE_OF_COEFFICIENTS)
+    after = parameters + 8 * (FORM + CHOICE_OF_COEFFICIENTS)
+    _back_at(entries.floats(x, n), payload, work, form, choice, after, dct.ADD if add != 0 else dct.STORE)
     return 0

@@ -101,11 +101,14 @@ _decode_serial = decode.serial
 
 @host.inline
 def parts_at(payload, n, block, first, whole, sides):  # type: ignore[no-untyped-def]
-    """Of n elements of a payload: the sign words, and the scales; with 2 ``sides`` also those of negative elements."""
+    """Of n elements of a payload: the sign words, the scales, and those of negative elements.
+
+    ``sides``: 0: there are no scales; 2: negative elements have their own.
+    """
     head, before, blocks = 8 * ((whole + 63) // 64), first // block, (n + block - 1) // block
     scales, lows = payload + head + 4 * before, payload + head + 4 * ((whole + block - 1) // block + before)
     words = entries.words(payload + first // 8, (n + 63) // 64)
-    return words, entries.floats(scales, blocks), entries.floats(lows, blocks if sides == 2 else 0)
+    return words, entries.floats(scales, blocks if sides else 0), entries.floats(lows, blocks if sides == 2 else 0)
 
 
 @entries.Entry
@@ -124,3 +127,12 @@ def vote(out):  # type: ignore[no-untyped-def]
         block = out[c * CHUNK : min(out.size, (c + 1) * CHUNK)]
         for i in range(block.size):
             block[i] = np.float32(-1.0) if block[i] < 0 else np.float32(1.0)
+
+
+_vote_serial = vote.serial
+
+
+@entries.Entry
+def vote_at(x, n, payload, residual, state, work, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
+    _vote_serial(entries.floats(x, n))
+    return 0
