@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from .by_address import Entry, KernelCall, Numbers
+from .by_address import Entry, KernelCall, Located, Numbers
 from .checks import check_power_of_two
 from .context import Context
 from .kernels.cpu import chunk_choice, dct, host, kept_entries, positions
@@ -109,7 +109,8 @@ class DctTopK(InChunks):
         form, calls = self._form(n)
         length, highs = dct.padded(n, self.chunk), int(form[kept_entries.HIGHS])
         forward, back = dct.tables_of(n, self.chunk)
-        parameters = (*form, self.chunk, self.k, length, *(Numbers(table) for table in (*forward, *back)))
+        tables: list[float | Located] = [Numbers(table) for table in (*forward, *back)]
+        parameters = (*form, self.chunk, self.k, length, *tables)
         scratch = kept_entries.scratch_for_coefficients(length, self.count(n), highs)
         return KernelCall(entry, parameters, calls=calls, scratch=scratch)
 

@@ -138,6 +138,14 @@ class Piggybacking:
         job = self._jobs.job(bucket, self._jobs.count(bucket, state), state, self.seed)
         return interleaved(program.segment(number, x, job, self._recorder) for number in range(program.count))
 
+    def known_sum(self, number: int | None) -> PreparedCall | None:
+        """What has run a dense sum of one array on one node; None: none has."""
+        return self._dense.known.get(number) if number is not None and self._fast.get(number) else None
+
+    def still_sums(self, number: int, prepared: PreparedCall) -> bool:
+        """Whether that is what is to run it now, too."""
+        return self._dense.known.get(number) is prepared and not self.sync_state.store.any_pending
+
     def count_repeated(self, number: int, prepared: PreparedCall) -> None:
         """Count and record a call that ``prepared`` has run."""
         buckets, saturated = self._fast.get(number), prepared.agreed.saturated

@@ -97,28 +97,42 @@ class Rounds(Settling):
                 negotiation.came(number)
                 self._end_repeated(number, prepared)
                 return placeholder
-            piggyback, ended = DensePiggyback(self._transport, prepared, moves, begun=done), [placeholder]
-            driver.wait_in(lambda: self._finish_repeated(placeholder, number, piggyback, ended, real, expected))
+            piggyback = DensePiggyback(self._transport, prepared, moves, begun=done)
+            ended = self._await_repeated(placeholder, piggyback, real, expected)
         except BaseException as error:  # an interrupt: the others may have gone on
             self._transport.outlive(moves)
             self.fail(error)
             raise
         finally:
             driver.leave()
-        if ended[0] is not placeholder or id(placeholder) in self.unfinished:  # the session may be closed meanwhile
-            self.wait_for(lambda: ended[0].finished)
-        return ended[0]
+        return self._ended_repeated(placeholder, ended)
 
-    def _finish_repeated(
-        self, placeholder: PendingCall, number: int, piggyback: DensePiggyback, ended: list[PendingCall],
-        real: Callable[[], PendingCall], expected: int | None,
-    ) -> None:  # fmt: skip
-        """Wait for the other ranks in a call.
+    def _await_repeated(
+        self, placeholder: PendingCall, piggyback: DensePiggyback, real: Callable[[], PendingCall],
+        expected: int | None = None,
+    ) -> PendingCall:  # fmt: skip
+        """Wait for the other ranks in a call of this one; returns as ``repeat``.
 
         Args:
             piggyback: its data; begun, unless another call is ``expected``.
-            ended: receives the call itself if a rank deviates, or if values cannot be summed.
         """
+        ended = [placeholder]
+        self._driver.wait_in(lambda: self._finish_repeated(placeholder, piggyback, ended, real, expected))
+        return ended[0]
+
+    def _ended_repeated(self, placeholder: PendingCall, ended: PendingCall) -> PendingCall:
+        """What was returned for a call, once it has ended."""
+        if ended is not placeholder or id(placeholder) in self.unfinished:  # the session may be closed meanwhile
+            self.wait_for(lambda: ended.finished)
+        return ended
+
+    def _finish_repeated(
+        self, placeholder: PendingCall, piggyback: DensePiggyback, ended: list[PendingCall],
+        real: Callable[[], PendingCall], expected: int | None,
+    ) -> None:  # fmt: skip
+        """As ``_await_repeated``; ``ended`` receives the call itself if a rank deviates, or values cannot be summed."""
+        number = placeholder.number
+        assert number is not None
         if expected is not None:
             self._decline(expected, piggyback)
         result = self._timed([placeholder], lambda: self._negotiation.show(placeholder, piggyback))

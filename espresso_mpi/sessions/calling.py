@@ -15,6 +15,7 @@ from ..engine.batches import Batch
 from ..engine.calls import Exchange, PendingCall
 from ..engine.dense_piggyback import NOTHING
 from ..engine.guard import Alone, changed_error
+from ..engine.latest_sum import LatestSum
 from ..errors import ConfigError
 from ..options import Options
 from ..state.store import SyncState
@@ -38,6 +39,9 @@ class Calling(SessionBase):
 
     guards_memory: ClassVar[bool] = True
     """Whether a call claims its arrays until it was waited for; see docs/torch.md."""
+
+    _latest: LatestSum | None = None
+    """Of ``sync``."""
 
     @cached_property
     def _splits(self) -> Splits:
@@ -154,22 +158,46 @@ class Calling(SessionBase):
         if self._clock is not None or self._options.debug:
             return NotImplemented
         name, x = _only_array(grads)
-        known = None if x is None else self._repeated.known.get(("sync", "", name, x.shape, x.dtype))
-        if known is None:
+        if x is None:
             return NotImplemented
         self._held.release()
+        latest, self._latest = self._latest, None
+        if latest is not None and latest.fits(name, x) and self._sum_again(latest, x, title):
+            return grads
+        known = self._repeated.known.get(("sync", "", name, x.shape, x.dtype))
+        if known is None:
+            return NotImplemented
         engine, batch, placeholder = self._engine, known.batch, known.placeholder
         assert batch is not None
-
-        def ordinary() -> PendingCall:
-            return PendingCall(placeholder.key, x, [adopt_gradient(batch.specs[0].name, x)], batch, title=title)
 
         def allowed(moves: Any) -> bool:
             placeholder.title = title
             moves.check = engine.value_check(batch)
             return moves.check.pending or engine.nonfinite.finds_nothing(batch, moves.x)
 
-        return NotImplemented if self._repeat(known, x, None, ordinary, allowed) is NotImplemented else grads
+        if self._repeat(known, x, None, lambda: _synced(x, batch, title), allowed) is NotImplemented:
+            return NotImplemented
+        self._latest = engine.latest_sum(known.signature, placeholder, batch, name, x)
+        return grads
+
+    def _sum_again(self, latest: LatestSum, x: np.ndarray, title: str) -> bool:
+        """Make a sync like the latest one once more; False: it must take another way."""
+        claims, placeholder = self._intake.claims, latest.placeholder
+        memory = Alone((x,), title) if self.guards_memory else None
+        if memory is not None and not claims.claim_alone(memory):
+            return False
+        start, placeholder.title = time.perf_counter(), title
+        try:
+            ended = self._engine.sum_again(latest, x, lambda: _synced(x, latest.batch, title))
+        finally:
+            if memory is not None:
+                claims.drop(memory)
+            self._seconds += time.perf_counter() - start
+        if ended is not None and ended.error is not None:
+            _raise_error_of(ended)
+        if ended is placeholder:
+            self._latest = latest
+        return ended is not None
 
     def _remember_sync(self, grads: Any, call: PendingCall) -> None:
         """A call of ``sync`` has ended well; if it was that of one dense array, others like it may run quicker."""
@@ -180,6 +208,7 @@ class Calling(SessionBase):
     def _follow(self, options: Options, sync_state: SyncState | None = None) -> None:
         super()._follow(options, sync_state)
         self._repeated.forget()
+        self._latest = None
 
     def _repeat_barrier(self) -> bool:
         """A barrier that was made before, while nothing else is under way; False: it must take the ordinary path."""
@@ -211,6 +240,11 @@ def _only_array(grads: Any) -> tuple[Any, Any]:
         if type(name) is not str:
             return None, None
     return (name, grads) if type(grads) is np.ndarray else (None, None)
+
+
+def _synced(x: np.ndarray, batch: Batch, title: str) -> PendingCall:
+    """The call of ``sync`` with one array."""
+    return PendingCall(("sync", ""), x, [adopt_gradient(batch.specs[0].name, x)], batch, title=title)
 
 
 def _barrier() -> PendingCall:

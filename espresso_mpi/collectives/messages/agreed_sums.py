@@ -6,18 +6,53 @@ nothing was summed, and what happened is an exchange of headers.
 
 from __future__ import annotations
 
-from espresso_mpi.compressors.kernels.cpu import host
+from numba import carray, types
 
-from . import headers, joint_sums, large_sums, shared_memory
-from .agreed_copies import ANSWERED, ASKED, ENDED, SEARCHED
+from espresso_mpi.compressors.kernels.cpu import host
+from espresso_mpi.compressors.kernels.cpu.entries import pointer_to
+
+from . import headers, joint_reads, joint_sums, large_sums, shared_memory
+from .agreed_copies import ANSWERED, ASKED, ENDED, MARKS, SEARCHED
 from .joint_reads import NUMBER, UNSEARCHED
-from .shared_memory import BUSY, MET, ODD, SATURATED, SEARCH, SHOWN, STAGE, STEP, await_all, copy, store
+from .shared_memory import (
+    BUSY,
+    LEAST,
+    LOG,
+    MET,
+    ODD,
+    SATURATED,
+    SEARCH,
+    SHOWN,
+    STAGE,
+    STEP,
+    UNDO,
+    await_all,
+    copy,
+    numbers_at,
+    store,
+)  # fmt: skip
 from .window_places import COUNT, ME, STARTS, STRIDE
 
 BEGAN, DONE, WORKED, TOOK, CORES, SETUP = range(headers.SETUP, headers.SETUP + 6)
 """Places of a set-up behind those of ``headers``, and its length: when the latest sum of this rank began and ended, and
 for how long it had a core; how long that of all ranks took, as all get to know; and the cores that the ranks share, 0
 if each has its own."""
+
+(
+    HEADS, SIZES, ARRAY, ELEMENTS, PLACES, EDGES, ARRAYS, PLACE, SPAN, SPANNED, ROWS, ROWED, ROOM, WHOLE, READS, TIMES,
+    FLAGS, WINDOW, USES, EPOCH, PACE,
+) = range(SETUP, SETUP + 21)  # fmt: skip
+FRESH = PACE + 3
+LOGGED = FRESH + 1
+FRAME = LOGGED + LOG
+"""Places of a frame, an int64 array with all that ``reduce`` takes but ``how``, and its length. It begins with the
+set-up. Then there are the addresses of ``heads``, ``sizes`` and the only array, and its elements; the addresses of
+``places`` and ``edges``, and how many arrays there are; those of ``place``, ``span`` and ``rows``, the last two with
+their elements; ``room``, ``whole`` and ``reads``; the addresses of ``marks``, ``flags`` and ``window``; ``uses``,
+``epoch`` and the three numbers of ``pace``; whether the call is new; and the log. One address is passed more quickly
+than 20 arguments."""
+
+_numbers_at, _bytes_at = pointer_to(types.int64), pointer_to(types.uint8)
 
 _TIMES = 8
 """Where, behind a rank's flag, it shows the first three of them."""
@@ -114,6 +149,38 @@ def reduce(  # type: ignore[no-untyped-def]
     headers.note(marks, ENDED, log)
     setup[BEGAN], setup[DONE], setup[WORKED] = marks[SEARCHED, 0], marks[ENDED, 0], log[BUSY]
     return True
+
+
+@host.inline
+def _begin(frame):  # type: ignore[no-untyped-def]
+    """The log of a call; empty, but for what is to be searched, if that is new."""
+    log = frame[LOGGED:FRAME]
+    if frame[FRESH]:
+        least, search, undo = log[LEAST], log[SEARCH], log[UNDO]
+        log[:] = 0
+        log[LEAST], log[SEARCH], log[UNDO], frame[FRESH] = least, search, undo, 0
+    return log
+
+
+@host.inline
+def run(address, like, how):  # type: ignore[no-untyped-def]
+    """As ``reduce``, given the address of a frame; ``like``: an array of the type of the elements."""
+    frame = carray(_numbers_at(address), (FRAME,))
+    window = carray(_numbers_at(frame[WINDOW]), (COUNT + 1,))
+    count, arrays, log = window[COUNT], frame[ARRAYS], _begin(frame)
+    heads = carray(_bytes_at(frame[HEADS]), (count * frame[headers.WIDTH],))
+    sizes = carray(_numbers_at(frame[SIZES]), (count,))
+    x = carray(numbers_at(frame[ARRAY], like), (frame[ELEMENTS],))
+    places, edges = carray(_numbers_at(frame[PLACES]), (arrays,)), carray(_numbers_at(frame[EDGES]), (arrays + 1,))
+    place = carray(_numbers_at(frame[PLACE]), (joint_reads.PLACE + count,))
+    span = carray(numbers_at(frame[SPAN], like), (frame[SPANNED],))
+    rows = carray(numbers_at(frame[ROWS], like), (frame[ROWED],))
+    marks = carray(_numbers_at(frame[TIMES]), (MARKS, 2))
+    flags = carray(_numbers_at(frame[FLAGS]), (count * STEP,))
+    pace = (frame[PACE], frame[PACE + 1], frame[PACE + 2])
+    whole, reads = frame[WHOLE] != 0, frame[READS] != 0
+    return reduce(frame, heads, sizes, x, places, edges, place, span, rows, frame[ROOM], how, whole, reads, marks,
+                  flags, window, frame[USES], frame[EPOCH], pace, log)  # fmt: skip
 
 
 @host.inline

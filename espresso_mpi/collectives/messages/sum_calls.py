@@ -32,8 +32,17 @@ _UNDO = 16 << 20
 _BY_WINDOW, _BY_READS, _BY_CHECKED_READS = range(3)
 """The ways of sums."""
 
-_TIMES = [agreed_sums.BEGAN, agreed_sums.DONE, agreed_sums.WORKED]
-_NOTHING: Callable[[], Any] = bool
+_TIMES = slice(agreed_sums.BEGAN, agreed_sums.WORKED + 1)
+_LOGGED = agreed_sums.LOGGED
+_WAITED, _STAGE, _SATURATED, _MET, _REFUSED, _ODD = (
+    _LOGGED + place
+    for place in (shared_memory.WAITED, shared_memory.STAGE, shared_memory.SATURATED, shared_memory.MET,
+                  shared_memory.REFUSED, shared_memory.ODD)
+)  # fmt: skip
+_LEAST, _SEARCH, _UNDONE = (_LOGGED + p for p in (shared_memory.LEAST, shared_memory.SEARCH, shared_memory.UNDO))
+_PACE, _NOTHING = agreed_sums.PACE, bool
+_UNKNOWN: tuple[int, int, bool] | None = None
+"""What a sum takes that is made as the one before: elements, ignored bits of the header, whether the result is read."""
 
 
 class ValueCheck(NamedTuple):
@@ -67,7 +76,9 @@ class AgreedSums(AgreedCall):
 
     def __init__(self, window: WindowPlaces, waiter: Waiter, dtype: Any, how: How) -> None:
         super().__init__(window, waiter)
-        self._setup, self._log = np.zeros(agreed_sums.SETUP, np.int64), np.zeros(shared_memory.LOG, np.int64)
+        memory = np.zeros(agreed_sums.FRAME, np.int64)
+        self._address, self._frame, self._log = device.address(memory), memory.data, memory[_LOGGED:]
+        self._setup = memory[: agreed_sums.SETUP]
         self._setup[agreed_sums.CORES] = waiter.cores
         self._readable = window.readable
         self._unsearched = self._readable.copy()
@@ -75,12 +86,26 @@ class AgreedSums(AgreedCall):
         self._check, self._undo = NO_CHECK, 0
         self._choices: dict[tuple[int, int], tuple[Choice, np.ndarray]] = {}
         self._choice: tuple[Choice, np.ndarray] | None = None
-        self._how, self._elements, self._run = how, window.elements(dtype), _NOTHING
+        self._how, self._elements = how, window.elements(dtype)
+        self._run: Callable[[], bool] = _NOTHING
         self._arrays, self._nothing = window.arrays, self._elements[:0]
-        self._places, self._edges = np.zeros(1, np.int64), np.zeros(2, np.int64)  # of one array, see ``JointArray``
+        one = np.zeros(3, np.int64)  # where one array begins, and its edges, see ``JointArray``
+        self._one, self._one_at = one.data, device.address(one)
+        self._held: Any = None
+        self._by_frame, self._known = self._run_frame, _UNKNOWN  # a bound method takes time to make
+        self._kept = self._sizes, window.flags, window.places  # their addresses are in the frame
+        self._fill_frame()
         width = np.dtype(dtype).itemsize * ALIGN
         self._room = min(window.half_bytes, CHUNK) // width * ALIGN
         self._part = min(window.half_bytes, CHUNK) // self._count // width * ALIGN
+        self._frame[agreed_sums.ROOM] = self._room
+
+    def _fill_frame(self) -> None:
+        """What is the same in all sums."""
+        frame, rows = self._frame, self._elements
+        frame[agreed_sums.SIZES], frame[agreed_sums.FLAGS], frame[agreed_sums.WINDOW] = map(device.address, self._kept)
+        frame[agreed_sums.ROWS], frame[agreed_sums.ROWED] = device.address(rows), rows.size
+        self._placed = {id(place): device.address(place) for place in (NOWHERE, self._readable, self._unsearched)}
 
     def reduce(
         self, header: np.ndarray, ignored: int, x: np.ndarray, reads: bool = True, check: ValueCheck = NO_CHECK
@@ -98,15 +123,48 @@ class AgreedSums(AgreedCall):
         Returns:
             As ``AgreedCopies.begin``.
         """
+        frame, begin, nothing, known = self._frame, device.begin_of(x), self._nothing, (x.size, ignored, reads)
+        if known == self._known and header is self._header and check is self._check and not self._arrays.any:
+            frame[agreed_sums.ARRAY] = self._one[0] = begin
+            return self._made(x)
         whole = self._is_whole(x.size, x.nbytes)
-        place, span = self._arrays.lies(x, self._nothing) if self._arrays.any else (NOWHERE, self._nothing)
+        place, span = self._arrays.lies(x, nothing) if self._arrays.any else (NOWHERE, nothing)
         chosen = self._chosen((x.size, 1), whole, check)
         if chosen.size and not place[joint_reads.NUMBER]:
             place = chosen
-        self._places[0], self._edges[1] = device.begin_of(x), x.size
-        self._run = partial(agreed_sums.reduce, *self._shown(header, ignored), x, self._places, self._edges, place,
-                            span, self._elements, self._room, self._how, whole, reads, *self._rest())  # fmt: skip
+        self._one[0], self._one[2] = begin, x.size
+        frame[agreed_sums.ARRAY], frame[agreed_sums.ELEMENTS], frame[agreed_sums.ARRAYS] = begin, x.size, 1
+        frame[agreed_sums.PLACES], frame[agreed_sums.EDGES] = self._one_at, self._one_at + 8
+        self._describe(header, ignored, place, span, whole, reads)
+        self._known = known if self._choice is None else None
+        return self._made((x, place, span))
+
+    def _describe(
+        self, header: np.ndarray, ignored: int, place: np.ndarray, span: np.ndarray, whole: bool, reads: bool
+    ) -> None:
+        """Put what a sum takes beside its arrays into the frame."""
+        frame, check = self._frame, self._check
+        if header is not self._header:
+            self._take(frame, header)
+            frame[agreed_sums.HEADS] = device.address(self._heads)
+        frame[agreed_sums.PLACE] = self._placed.get(id(place)) or device.address(place)
+        frame[agreed_sums.SPANNED] = span.size
+        if span.size:
+            frame[agreed_sums.SPAN] = device.address(span)
+        frame[headers.IGNORED], frame[agreed_sums.WHOLE], frame[agreed_sums.READS] = ignored, whole, reads
+        frame[_LEAST], frame[_SEARCH], frame[_UNDONE] = check.limit, check.pending, self._undo
+
+    def _made(self, held: Any) -> bool:
+        """Make the sum that the frame describes, of what is ``held``; returns as ``reduce``."""
+        frame = self._frame
+        frame[agreed_sums.TIMES], frame[agreed_sums.FRESH] = self.place, 1
+        frame[agreed_sums.EPOCH], frame[agreed_sums.USES] = self._window.position
+        frame[_PACE], frame[_PACE + 1], frame[_PACE + 2] = self._waiter.pace
+        self._run, self._held = self._by_frame, held
         return self._begun()
+
+    def _run_frame(self) -> bool:
+        return bool(agreed_sums.run(self._address, self._nothing, self._how))
 
     def _is_whole(self, size: int, nbytes: int) -> bool:
         """Whether every rank sums all of so many elements; notes what the sum costs, and which rank counts cut sums."""
@@ -129,7 +187,7 @@ class AgreedSums(AgreedCall):
         searches = check.limit > 0 and share <= _UNDO
         found = self._choices.get(size)
         if found is None:
-            found = self._choices[size] = Choice(2 + searches), np.zeros(len(_TIMES), np.int64)
+            found = self._choices[size] = Choice(2 + searches), np.zeros(3, np.int64)
         self._choice, self._setup[_TIMES] = found, found[1]
         if searches:
             self._undo = self._window.room_to_undo(share)
@@ -152,10 +210,11 @@ class AgreedSums(AgreedCall):
         has_room = joint.places.nbytes <= self._window.half_bytes
         chosen = self._chosen((joint.size, len(joint.places)), whole or not has_room, check)
         place = chosen if chosen.size else NOWHERE
-        self._run = partial(agreed_sums.reduce, *self._shown(header, ignored), self._nothing, joint.places, joint.edges,
-                            place, self._nothing, self._elements, self._room, self._how, whole, True,
-                            *self._rest())  # fmt: skip
-        return self._begun()
+        frame, self._known = self._frame, None
+        frame[agreed_sums.ELEMENTS], frame[agreed_sums.ARRAYS] = 0, len(joint.places)
+        frame[agreed_sums.PLACES], frame[agreed_sums.EDGES] = map(device.address, (joint.places, joint.edges))
+        self._describe(header, ignored, place, self._nothing, whole, True)
+        return self._made((joint, place))
 
     def scatter(self, header: np.ndarray, ignored: int, x: np.ndarray, own: np.ndarray, edges: np.ndarray) -> bool:
         """As ``reduce``, but ``own`` receives the sum of this rank's region, and x stays.
@@ -163,75 +222,67 @@ class AgreedSums(AgreedCall):
         Args:
             edges: int64 of shape (2 · members,): where each one's region begins and ends.
         """
-        self._choice, self._check, self._undo = None, NO_CHECK, 0
+        self._choice, self._check, self._undo, self._known = None, NO_CHECK, 0, None
         longest = int((edges[1::2] - edges[::2]).max())
         chunks = -(-longest // self._part)
         self._cost, self._counts = (chunks, x.nbytes - own.nbytes), True
-        self._run = partial(agreed_sums.scatter, *self._shown(header, ignored), x, edges, longest, self._elements,
-                            self._part, own, self._how, *self._rest())  # fmt: skip
+        if header is not self._header:
+            self._take(self._frame, header)
+        self._setup[headers.IGNORED] = ignored
+        self._log.fill(0)
+        heads, (epoch, uses), window = (self._setup, self._heads, self._sizes), self._window.position, self._window
+        rest = self.marks, window.flags, window.places, uses, epoch, self._waiter.pace, self._log
+        how = self._how
+        self._run = partial(agreed_sums.scatter, *heads, x, edges, longest, self._elements, self._part, own, how, *rest)
         return self._begun()
 
     def finish(self) -> Agreed:
         """See ``AgreedCall``."""
+        frame, window = self._frame, self._window
         while not self._over:
-            self._window.wait_for(self._window.position[0] + int(self._log[shared_memory.STAGE]) + 1)
-            self._over = bool(self._run())
-        if self._log[shared_memory.ODD]:
+            window.wait_for(window.position[0] + frame[_STAGE] + 1)
+            self._over = self._run()
+        if frame[_ODD]:
             return self._without_sum()
-        if not self._log[shared_memory.MET]:
-            self._run = _NOTHING
-            self._waiter.waited += int(self._log[shared_memory.WAITED]) * 1e-9
-            return self._differing(int(self._setup[headers.WIDTH]))
+        if not frame[_MET]:
+            self._forget()
+            self._waiter.waited += frame[_WAITED] * 1e-9
+            return self._differing(frame[headers.WIDTH])
         self._end()
-        refused = int(self._log[shared_memory.REFUSED])
-        if refused:
-            raise refusal(refused)
+        if frame[_REFUSED]:
+            raise refusal(frame[_REFUSED])
         return self.done()
 
-    def _shown(self, header: np.ndarray, ignored: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """What kernels take of the headers."""
-        if header is not self._header:
-            self._take(self._setup, header)
-        self._setup[headers.IGNORED] = ignored
-        return self._setup, self._heads, self._sizes
-
-    def _rest(self) -> tuple[Any, ...]:
-        """What they take last."""
-        window, log = self._window, self._log
-        log.fill(0)
-        if self._check.limit:
-            log[shared_memory.LEAST], log[shared_memory.SEARCH] = self._check
-            log[shared_memory.UNDO] = self._undo
-        epoch, uses = window.position
-        return self.marks, window.flags, window.places, uses, epoch, self._waiter.pace, log
-
     def _begun(self) -> bool:
-        self._over = bool(self._run())
-        log = self._log
-        if not self._over or not log[shared_memory.MET] or log[shared_memory.REFUSED] or log[shared_memory.ODD]:
+        self._over, frame = self._run(), self._frame
+        if not self._over or not frame[_MET] or frame[_REFUSED] or frame[_ODD]:
             return False
         self._end()
         return True
+
+    def _forget(self) -> None:
+        """Refer to the arrays no longer."""
+        self._run, self._held = _NOTHING, None
 
     def _without_sum(self) -> Agreed:
         """Values must not be summed: this rank has shown nothing, or all know it, and have restored their shares.
 
         What they have read of each other until then does not count as sent.
         """
-        log, self._run = self._log, _NOTHING
-        if log[shared_memory.MET]:
-            self._waiter.waited += int(log[shared_memory.WAITED]) * 1e-9
-            self._ended(int(log[shared_memory.STAGE]), self._cost[0], 0)
+        self._forget()
+        if self._frame[_MET]:
+            self._waiter.waited += self._frame[_WAITED] * 1e-9
+            self._ended(self._frame[_STAGE], self._cost[0], 0)
         return Agreed(0.0, odd=True)
 
     def _end(self) -> None:
         """The sums are there; nothing refers to the arrays any more."""
-        log, self._run = self._log.tolist(), _NOTHING
-        if log[shared_memory.WAITED]:
-            self._waiter.waited += log[shared_memory.WAITED] * 1e-9
-        self._ended(log[shared_memory.STAGE] or 1, *self._cost)  # a whole sum has one barrier, and no stages
-        self.saturated = log[shared_memory.SATURATED] if self._counts else 0
+        frame = self._frame
+        self._run, self._held = _NOTHING, None
+        self._waiter.waited += frame[_WAITED] * 1e-9
+        self._ended(frame[_STAGE] or 1, *self._cost)  # a whole sum has one barrier, and no stages
+        self.saturated = frame[_SATURATED] if self._counts else 0
         if self._choice is not None and not self._choice[0].settled:
             choice, times = self._choice
             times[:] = self._setup[_TIMES]
-            choice.add(int(self._setup[agreed_sums.TOOK]))
+            choice.add(frame[agreed_sums.TOOK])

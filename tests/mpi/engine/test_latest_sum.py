@@ -1,0 +1,148 @@
+"""The latest sum made again: other arrays, other calls between, values and ranks that deviate, and what is counted."""
+
+import threading
+
+import numpy as np
+import pytest
+
+from espresso_mpi.engine.engine import Engine
+from espresso_mpi.engine.latest_sum import SumsAgain
+from espresso_mpi.errors import EspressoError, GradientError, NonFiniteError
+
+pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.timeout(240)]
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """What came of sums that were made so: True, or False if they took another way after all."""
+    found, again = [], SumsAgain.sum_again
+
+    def watched(self, latest, x, real):
+        ended = again(self, latest, x, real)
+        found.append(ended is latest.placeholder)
+        return ended
+
+    monkeypatch.setattr(Engine, "sum_again", watched)
+    return found
+
+
+def values(rank, step, shape=(3, 5)):
+    return np.random.default_rng((rank, step)).integers(-99, 99, shape).astype(np.float32)
+
+
+def mean(world, step, shape=(3, 5)):
+    return sum(values(rank, step, shape) for rank in range(world.size)) / np.float32(world.size)
+
+
+def differing(world, found, expected):
+    """The ranks on which arrays differ."""
+    return world.allgather(bool(np.array_equal(found, expected))) != [True] * world.size
+
+
+@pytest.mark.parametrize("policy", ["raise", "propagate", "skip"])
+def test_other_arrays_of_the_same_shape(world, open_session, made, policy):
+    """Bare and by name, contiguous and not; the array changes its type or shape in place."""
+    session, kept = open_session(nonfinite=policy), values(world.rank, 0)
+    for step in range(12):
+        x = values(world.rank, step)
+        if step % 3 == 0:
+            kept[:] = x
+            x = kept
+        if step == 7:
+            x = np.asfortranarray(x)
+        if step == 10:
+            x = x[:2].copy()
+        given = {"w": x} if step in (5, 6) else x
+        session.sync(given)
+        assert not differing(world, x, mean(world, step)[: x.shape[0]]), step
+    assert made.count(True) >= 4 and session.stats().steps == 12
+
+
+def test_other_calls_between(world, open_session, made):
+    session, rng = open_session(), np.random.default_rng(3)  # the same on all ranks
+    for step in range(60):
+        what, x = rng.integers(6), values(world.rank, step)
+        session.sync(x)
+        assert not differing(world, x, mean(world, step)), step
+        y = values(world.rank, step, (7,))
+        if what == 1:
+            session.sync(y)
+        elif what == 2:
+            session.push("y", y).wait()
+        elif what == 3:
+            handles = [session.push(name, values(world.rank, step, (7,))) for name in ("a", "b")]
+            session.sync(y)
+            for handle in handles[:: 1 - 2 * (world.rank % 2)]:
+                assert np.array_equal(handle.wait(), mean(world, step, (7,)))
+        elif what == 4:
+            session.barrier()
+        elif what == 5:
+            session.load_state_dict(session.state_dict())
+        if what in (1, 2, 3):
+            assert not differing(world, y, mean(world, step, (7,))), (step, what)
+    tensors = session.stats().tensors
+    assert made.count(True) > 10 and max(one.steps for one in tensors.values()) >= 60
+
+
+@pytest.mark.parametrize("odd", [np.nan, np.inf])
+def test_values_that_cannot_be_summed_leave_all_arrays(world, open_session, made, odd):
+    session, last = open_session(), world.size - 1
+    for step in range(12):
+        x = values(world.rank, step)
+        if step in (4, 5, 9) and world.rank == last:
+            x[1, 2] = odd
+        before = x.copy()
+        if step in (4, 5, 9):
+            with pytest.raises(NonFiniteError, match=f"rank {last}"):
+                session.sync(x)
+            assert not differing(world, x.view(np.int32), before.view(np.int32))
+        else:
+            session.sync(x)
+            assert not differing(world, x, mean(world, step))
+    assert made.count(True) >= 3 and False in made
+
+
+def test_a_rank_that_makes_another_call_is_named(world, open_session, made):
+    session = open_session(timeout=20)
+    for step in range(5):
+        session.sync(values(world.rank, step))
+    with pytest.raises(EspressoError) as caught:
+        session.sync(values(world.rank, 5, (4, 5) if world.rank else (3, 5)))
+    texts = world.allgather(str(caught.value))
+    assert all("[4, 5]" in text and "[3, 5]" in text for text in texts), texts
+    assert True in made
+
+
+def test_a_rank_that_comes_late(world, open_session, made):
+    """The others are in the compiled call meanwhile; a step later it is the first."""
+    session = open_session()
+    for step in range(8):
+        if step > 3 and world.rank == step % world.size:
+            threading.Event().wait(0.05)
+        x = values(world.rank, step)
+        session.sync(x)
+        assert not differing(world, x, mean(world, step))
+    assert True in made
+
+
+def test_memory_that_is_in_flight_is_refused(world, open_session):
+    session, x = open_session(), values(world.rank, 0)
+    for _ in range(4):
+        session.sync(x)
+    handle = session.push("w", x)
+    with pytest.raises(GradientError, match="in flight"):
+        session.sync(x)
+    handle.wait()
+    x[:] = values(world.rank, 1)
+    session.sync(x)
+    assert not differing(world, x, mean(world, 1))
+
+
+def test_a_closed_session_says_so(world, open_session, made):
+    session, x = open_session(), values(world.rank, 0)
+    for _ in range(4):
+        session.sync(x)
+    session.close()
+    with pytest.raises(EspressoError, match="it was closed"):
+        session.sync(x)
+    assert True in made
