@@ -6,7 +6,7 @@ something else than gradients. ``accuracy_runs.Run`` says what is kept of a run,
 to. Every finished run is written at once, and a later call with the same file goes on where the last one stopped.
 
 The network between the ranks is that in which the command is started. Alternatively, the curves of an earlier call are
-taken, and only the step times are measured (``accuracy_times``).
+taken, and only the step times are measured (``accuracy_times``), or taken from a file as well.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..errors import ConfigError
 from ..files import output
 from . import accuracy_tables as tables
 from .accuracy_runs import AUTO, AccuracySettings, Run, Way, usual_ways, ways_of
-from .accuracy_times import priced
+from .accuracy_times import StepTime, priced
 from .datasets import Dataset
 from .defaults import Accuracy as Defaults
 from .harness.replicas import node_of, world
@@ -44,7 +44,7 @@ def main(
     eval_every: int | None = None, batch: int | None = None, width: int | None = None, layers: int | None = None,
     dense_steps: int | None = None, every: int | None = None, lr: float | None = None,
     tolerance: float = Defaults.tolerance, curves: Path | None = None, repeats: int = Defaults.repeats,
-    json: Path | None = None, plot: Path | None = None, comm: Any = None,
+    times: Path | None = None, json: Path | None = None, plot: Path | None = None, comm: Any = None,
 ) -> dict[str, Any]:  # fmt: skip
     """Train by each way and seed, print a table on rank 0, and write the files asked for. Collective.
 
@@ -65,6 +65,8 @@ def main(
         curves: a file of an earlier call. Its runs are not repeated: only the times of their steps are measured here,
             in turns. ``ways`` and ``seeds`` choose among them; all that makes a run is that of the file.
         repeats: steps of each way that are timed with ``curves``.
+        times: a file of an earlier call with ``curves``, whose step times are taken instead: for runs that were added
+            to the curves since.
         json: file to write after every run. Runs that it holds already are not repeated.
         plot: PNG to draw the curves to.
         comm: mpi4py communicator, default ``MPI.COMM_WORLD``.
@@ -83,8 +85,10 @@ def main(
         "layers": layers, "dense_steps": dense_steps, "every": every, "lr": lr,
     }  # fmt: skip
     on_every_rank(comm, lambda: _check(tolerance, repeats, json, plot), wording=first_failure)
+    if times is not None and curves is None:
+        raise ConfigError("--times: expected --curves as well, the file of the runs")
     if curves is not None:
-        return _priced(comm, curves, asked, (ways, seeds, repeats, tolerance), json, plot)
+        return _priced(comm, curves, asked, (ways, seeds, repeats, tolerance), times, json, plot)
     settings = _settings(comm, asked)
     chosen = ways_of(usual_ways(settings.workload) if ways is None else ways)
     todo = [(way, seed) for seed in numbers("--seeds", seeds or Defaults.seeds, int) for way in chosen]
@@ -189,33 +193,55 @@ def show(runs: Sequence[Run], settings: dict[str, Any], tolerance: float, plot: 
 
 def _priced(
     comm: Any, curves: Path, asked: dict[str, Any], choice: tuple[str | None, str | None, int, float],
-    json: Path | None, plot: Path | None,
+    times: Path | None, json: Path | None, plot: Path | None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Runs of an earlier call with the seconds that their steps take here; what the JSON file holds."""
+    """Runs of an earlier call with the seconds that their steps take here, or took; what the JSON file holds."""
     ways, seeds, repeats, tolerance = choice
-    cell = _cell(comm)
+    timed = None if times is None else on_rank_0(comm, lambda: _timed(times))
+    cell = _cell(comm) if timed is None else {name: timed["settings"][name] for name in ("nodes", "ranks", "rate")}
     before = on_rank_0(comm, lambda: _curves(curves, asked, cell))
     runs = _chosen(rows_of(before["rows"], Run), ways, seeds)
     settings = AccuracySettings(**{name: before["settings"][name] for name in asked})
-    data, _ = on_every_rank(comm, lambda: dataset(settings.workload), wording=first_failure)
-    from .accuracy_ways import time_steps
-
-    chosen = ways_of(",".join(dict.fromkeys(run.way for run in runs)))
-    with _groups(chosen) as gloo, output.progress("step times", repeats, comm.rank == 0) as advance:
-        times = time_steps(comm, data, settings, chosen, gloo, Repetitions(repeats, tick=advance))
+    known = None if timed is None else rows_of(timed["step_times"], StepTime)
+    found = _step_times(comm, settings, runs, repeats) if known is None else known
     told = {**before["settings"], **cell, "curves_rate": before["settings"]["rate"]}
-    found = {(run.way, run.seed): priced(run, times) for run in runs}
-    rows = [run for run in found.values() if run is not None]
-    missing = sorted({way for (way, _), run in found.items() if run is None})
-    if missing and comm.rank == 0:
-        print(f"Left out, because {repeats} steps do not show all their kinds of steps: {', '.join(missing)}")
-        print("Use more --repeats for them")
-    result = output.result_of(rows, kind=KIND, settings=told, step_times=[asdict(time) for time in times])
+    rows = _with_seconds(runs, found, comm.rank == 0)
+    result = output.result_of(rows, kind=KIND, settings=told, step_times=[asdict(time) for time in found])
+    if timed is not None:
+        result["environment"] = timed["environment"]
     if comm.rank == 0:
         show(rows, told, tolerance, plot)
         if json is not None:
             output.write_result(json, result)
     return result
+
+
+def _step_times(comm: Any, settings: AccuracySettings, runs: Sequence[Run], repeats: int) -> list[StepTime]:
+    """What the steps of all ways of some runs take here."""
+    data, _ = on_every_rank(comm, lambda: dataset(settings.workload), wording=first_failure)
+    from .accuracy_ways import time_steps
+
+    chosen = ways_of(",".join(dict.fromkeys(run.way for run in runs)))
+    with _groups(chosen) as gloo, output.progress("step times", repeats, comm.rank == 0) as advance:
+        return time_steps(comm, data, settings, chosen, gloo, Repetitions(repeats, tick=advance))
+
+
+def _with_seconds(runs: Sequence[Run], times: Sequence[StepTime], says: bool) -> list[Run]:
+    """Runs with the seconds that their steps take, those whose steps were timed; says which ways are left out."""
+    found = {(run.way, run.seed): priced(run, times) for run in runs}
+    missing = sorted({way for (way, _), run in found.items() if run is None})
+    if missing and says:
+        print(f"Left out, because not all their kinds of steps were timed: {', '.join(missing)}")
+        print("Use more --repeats for them")
+    return [run for run in found.values() if run is not None]
+
+
+def _timed(path: Path) -> dict[str, Any]:
+    """What a file with step times holds."""
+    found = held(KIND, path, Run, "--times")
+    if found is None or "step_times" not in found:
+        raise ConfigError(f"--times {path}: expected a file that bench accuracy --curves --json has written")
+    return found
 
 
 def _curves(path: Path, asked: dict[str, Any], cell: dict[str, Any]) -> dict[str, Any]:

@@ -60,6 +60,8 @@ def priced(run: Run, times: Sequence[StepTime]) -> Run | None:
         times: of all ways; those of the run's way count.
     """
     own = [time for time in times if time.way == run.way]
+    if not own:
+        return None
     like = [min(own, key=lambda time: abs(_log(time.sent) - _log(count))) for count in run.sent_by_step]
     if any(abs(_log(time.sent) - _log(count)) > _FAR for time, count in zip(like, run.sent_by_step)):
         return None

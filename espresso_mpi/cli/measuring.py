@@ -383,6 +383,10 @@ def accuracy(
         typer.Option(metavar="FILE", help="Take the runs of this file; measure here only what their steps take."),
     ] = None,
     repeats: Annotated[int, number("Steps of each way that are timed with --curves.")] = defaults.Accuracy.repeats,
+    times: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="With --curves: take step times that were measured before from this file."),
+    ] = None,
     json: JsonKept = None,
     plot: Annotated[Path | None, png("loss against seconds")] = None,
 ) -> None:
@@ -395,7 +399,7 @@ def accuracy(
     accuracy.main(
         workload=workload, ways=ways, seeds=seeds, steps=steps, eval_every=eval_every, batch=batch, width=width,
         layers=layers, dense_steps=dense_steps, every=every, lr=lr, tolerance=tolerance, curves=curves,
-        repeats=repeats, json=json, plot=plot,
+        repeats=repeats, times=times, json=json, plot=plot,
     )  # fmt: skip
 
 

@@ -46,11 +46,17 @@ def test_a_stopped_call_goes_on_and_its_curves_are_priced(world, path):
     assert sum(runs["gradsync:none"]["sent_by_step"]) == pytest.approx(4 * dense, rel=0.01)
     assert runs["diloco"]["sent_by_step"][1:3] == runs["muloco"]["sent_by_step"][1:3] == (0, 0)
     assert runs["muloco"]["loss"] < runs["diloco"]["loss"] - 0.01  # by the steps of another local optimizer
-    priced = accuracy.main(curves=path, ways="gloo:none,diloco", repeats=20, comm=world)
+    prices = path.with_name("prices.json")
+    priced = accuracy.main(curves=path, ways="gloo:none,diloco", repeats=20, json=prices, comm=world)
     rows = {row["way"]: row for row in priced["rows"]}
     assert list(rows) == ["gloo:none", "diloco"]
     assert [p["loss"] for p in rows["diloco"]["curve"]] == [p["loss"] for p in runs["diloco"]["curve"]]
     step = next(time["seconds"] for time in priced["step_times"] if time["way"] == "gloo:none")
     assert [p["seconds"] for p in rows["gloo:none"]["curve"]] == pytest.approx([0, 2 * step, 4 * step])
+    again = accuracy.main(curves=path, times=prices, comm=world)
+    assert again["rows"] == priced["rows"] and again["environment"] == priced["environment"]
+    for other, words in ((path, "expected a file that bench accuracy --curves"), (None, "--times: expected --curves")):
+        with pytest.raises(ConfigError, match=words):
+            accuracy.main(curves=other, times=other or prices, comm=world)
     with pytest.raises(ConfigError, match="--steps 5: the runs of --curves have 4"):
         accuracy.main(curves=path, steps=5, comm=world)
