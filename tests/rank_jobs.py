@@ -25,7 +25,10 @@ needs_mpirun = pytest.mark.skipif(_mpirun_is_missing(), reason="no mpirun")
 
 
 def run_job(*arguments: Any, ranks: int = 2, limit: int = 120) -> subprocess.CompletedProcess[str]:
-    """Runs Python with these arguments on some ranks; a job that hangs ends after ``limit`` seconds."""
+    """Runs Python with these arguments on some ranks; a job that hangs ends after ``limit`` seconds.
+
+    Where mpirun has not started any rank, it is tried again.
+    """
     command = [sys.executable, "-m", "espresso_mpi", "run", "-n", ranks, "--timeout", limit, "--", "python", *arguments]
     for _ in range(3):
         done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=limit + 30)

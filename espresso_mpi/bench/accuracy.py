@@ -54,21 +54,17 @@ def main(
             ``push:`` or ``sync:`` (with and without overlap) and a compressor, ``none`` or ``auto``; an optimizer of
             ``optimizer_ways.OWN``, if need be with another compressor after a colon. Default: most of them.
         seeds: comma list of seeds of weights, batches and stochastic compressors.
-        steps: training steps of each run.
-        eval_every: steps between validations; default: a twentieth of all.
+        steps: training steps of each run. eval_every: steps between validations; default: a twentieth of all.
         batch: examples of each rank in a step; default: those of the workload shared among the ranks.
         width, layers: of the network; default: those of the workload.
         dense_steps: first steps, in which optimizers of other messages synchronise gradients; default: a fifth of all.
-        every: local steps between two averages of ``diloco``, ``muloco`` and ``sparseloco``.
-        lr: peak learning rate of all ways; default: those of the workload.
+        every: local steps between two averages of ``diloco`` and its kind. lr: peak rate; default: that of the workload.
         tolerance: percent by which the target is above the final loss of fp32, the mean over the seeds.
         curves: a file of an earlier call. Its runs are not repeated: only the times of their steps are measured here,
             in turns. ``ways`` and ``seeds`` choose among them; all that makes a run is that of the file.
-        repeats: steps of each way that are timed with ``curves``.
-        times: a file of an earlier call with ``curves``, whose step times are taken instead: for runs that were added
-            to the curves since.
-        json: file to write after every run. Runs that it holds already are not repeated.
-        plot: PNG to draw the curves to.
+        repeats: steps of each way that are timed with ``curves``. times: a file of an earlier call with ``curves``,
+            whose step times are taken instead: for runs that were added to the curves since.
+        json: file to write after every run. Runs that it holds already are not repeated. plot: PNG of the curves.
         comm: mpi4py communicator, default ``MPI.COMM_WORLD``.
 
     Returns:
@@ -85,14 +81,14 @@ def main(
         "layers": layers, "dense_steps": dense_steps, "every": every, "lr": lr,
     }  # fmt: skip
     on_every_rank(comm, lambda: _check(tolerance, repeats, json, plot), wording=first_failure)
-    if times is not None and curves is None:
-        raise ConfigError("--times: expected --curves as well, the file of the runs")
-    if curves is not None:
+    if curves is not None or times is not None:
         return _priced(comm, curves, asked, (ways, seeds, repeats, tolerance), times, json, plot)
     settings = _settings(comm, asked)
-    chosen = ways_of(usual_ways(settings.workload) if ways is None else ways)
-    todo = [(way, seed) for seed in numbers("--seeds", seeds or Defaults.seeds, int) for way in chosen]
-    return _trained(comm, settings, todo, tolerance, json, plot)
+    chosen, every_seed = (
+        ways_of(ways or usual_ways(settings.workload)),
+        numbers("--seeds", seeds or Defaults.seeds, int),
+    )
+    return _trained(comm, settings, [(way, seed) for seed in every_seed for way in chosen], tolerance, json, plot)
 
 
 def _settings(comm: Any, asked: dict[str, Any]) -> AccuracySettings:
@@ -192,11 +188,13 @@ def show(runs: Sequence[Run], settings: dict[str, Any], tolerance: float, plot: 
 
 
 def _priced(
-    comm: Any, curves: Path, asked: dict[str, Any], choice: tuple[str | None, str | None, int, float],
+    comm: Any, curves: Path | None, asked: dict[str, Any], choice: tuple[str | None, str | None, int, float],
     times: Path | None, json: Path | None, plot: Path | None,
 ) -> dict[str, Any]:  # fmt: skip
     """Runs of an earlier call with the seconds that their steps take here, or took; what the JSON file holds."""
     ways, seeds, repeats, tolerance = choice
+    if curves is None:
+        raise ConfigError("--times: expected --curves as well, the file of the runs")
     timed = None if times is None else on_rank_0(comm, lambda: _timed(times))
     cell = _cell(comm) if timed is None else {name: timed["settings"][name] for name in ("nodes", "ranks", "rate")}
     before = on_rank_0(comm, lambda: _curves(curves, asked, cell))

@@ -26,6 +26,11 @@ def png(what: str) -> Any:
     return typer.Option(metavar="FILE", help=f"Draw {what} to a PNG file.")
 
 
+def input_file(what: str) -> Any:
+    """An option that takes a file that another call has written."""
+    return typer.Option(metavar="FILE", help=what)
+
+
 def output_file(what: str) -> Any:
     """An option that takes the file that a command writes."""
     return typer.Option("-o", "--output", metavar="FILE", help=what)

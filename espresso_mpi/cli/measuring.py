@@ -19,6 +19,7 @@ from .arguments import (
     TraceOut,
     Trained,
     comma_list,
+    input_file,
     number,
     png,
     time_limit,
@@ -379,14 +380,10 @@ def accuracy(
         float, typer.Option(min=0.0, metavar="%", help="By how much the target is above the final loss of fp32.")
     ] = defaults.Accuracy.tolerance,
     curves: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Take the runs of this file; measure here only what their steps take."),
+        Path | None, input_file("Take the runs of this file; measure here only what their steps take.")
     ] = None,
     repeats: Annotated[int, number("Steps of each way that are timed with --curves.")] = defaults.Accuracy.repeats,
-    times: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="With --curves: take step times that were measured before from this file."),
-    ] = None,
+    times: Annotated[Path | None, input_file("With --curves: take the step times from this file as well.")] = None,
     json: JsonKept = None,
     plot: Annotated[Path | None, png("loss against seconds")] = None,
 ) -> None:

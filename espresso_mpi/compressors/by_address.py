@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 
-class Located(Protocol):
+class HasAddress(Protocol):
     """What stays in memory as long as this exists."""
 
     @property
@@ -16,7 +16,7 @@ class Located(Protocol):
         """Where it begins."""
 
 
-class Entry(Located, Protocol):
+class Entry(HasAddress, Protocol):
     """A kernel with the one signature that compiled code calls; see ``kernels.cpu.entries``.
 
     Its machine code is compiled, or loaded from disk, when its address is first asked for.
@@ -26,8 +26,8 @@ class Entry(Located, Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Numbers:
-    """An array that kernels read."""
+class KernelTable:
+    """An array that kernels read: float32, contiguous."""
 
     array: np.ndarray
 
@@ -53,7 +53,7 @@ class KernelCall:
     """
 
     entry: Entry
-    parameters: tuple[float | Located, ...] = ()
+    parameters: tuple[float | HasAddress, ...] = ()
     draws: bool = False
     grain: int = 0
     leading: int = 0
@@ -67,12 +67,12 @@ class KernelCall:
                 raise ValueError(f"{call.entry.name}: expected a kernel that needs no key, state or scratch memory")
 
     @property
-    def passed(self) -> tuple[float | Located, ...]:
+    def passed(self) -> tuple[float | HasAddress, ...]:
         """What the kernel gets: its parameters, then of each kernel that it calls the address and the parameters.
 
-        What is located stands for its address, which float64 holds exactly: those of processes are below 2⁴⁸.
+        What has an address stands for it, which float64 holds exactly: those of processes are below 2⁴⁸.
         """
-        found: list[float | Located] = [*self.parameters]
+        found: list[float | HasAddress] = [*self.parameters]
         for call in self.calls:
             found += [call.entry, *call.parameters]
         return tuple(found)

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from .by_address import Entry, KernelCall, Located, Numbers
+from .by_address import Entry, HasAddress, KernelCall, KernelTable
 from .checks import check_power_of_two
 from .context import Context
 from .kernels.cpu import chunk_choice, dct, host, kept_entries, positions
@@ -107,11 +107,10 @@ class DctTopK(InChunks):
 
     def _kernel(self, entry: Entry, n: int) -> KernelCall:
         form, calls = self._form(n)
-        length, highs = dct.padded(n, self.chunk), int(form[kept_entries.HIGHS])
-        forward, back = dct.tables_of(n, self.chunk)
-        tables: list[float | Located] = [Numbers(table) for table in (*forward, *back)]
+        length, (forward, back) = dct.padded(n, self.chunk), dct.tables_of(n, self.chunk)
+        tables: list[float | HasAddress] = [KernelTable(table) for table in (*forward, *back)]
         parameters = (*form, self.chunk, self.k, length, *tables)
-        scratch = kept_entries.scratch_for_coefficients(length, self.count(n), highs)
+        scratch = kept_entries.scratch_for_coefficients(length, self.count(n), self._where(n).highs)
         return KernelCall(entry, parameters, calls=calls, scratch=scratch)
 
     # --- on GPUs ---

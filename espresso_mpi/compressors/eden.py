@@ -28,7 +28,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from .base import Compressor
-from .by_address import KernelCall, Numbers
+from .by_address import KernelCall, KernelTable
 from .checks import check_choice, check_positive_int
 from .context import Context
 from .kernels.cpu import codebooks, host, rotations
@@ -88,11 +88,11 @@ class Rotated(Compressor):
         codebooks.decode(out, planes, scales, self.block, self._bits, table(self._bits), add, seed[0], seed[1])
 
     def encoder(self, n: int) -> KernelCall:
-        rule = (self.block, self._bits, _located_table(self._bits), self.scale == "unbiased")
-        return KernelCall(codebooks.encode_at, rule, draws=True, grain=self.block)
+        rule = (self.block, self._bits, _kernel_table(self._bits), self.scale == "unbiased")
+        return KernelCall(codebooks.encode_at, rule, draws=True, grain=self.block, leading=self._bits)
 
     def decoder(self, n: int) -> KernelCall:
-        rule = (self.block, self._bits, _located_table(self._bits))
+        rule = (self.block, self._bits, _kernel_table(self._bits))
         return KernelCall(codebooks.decode_at, rule, grain=self.block)
 
     def _encode_cuda(self, x: Any, payload: Any, residual: Any, context: Context) -> None:
@@ -171,8 +171,8 @@ def table(bits: int) -> np.ndarray:
 
 
 @lru_cache
-def _located_table(bits: int) -> Numbers:
-    return Numbers(table(bits))
+def _kernel_table(bits: int) -> KernelTable:
+    return KernelTable(table(bits))
 
 
 @lru_cache

@@ -263,7 +263,10 @@ class ByAddress:
         return None
 
     def finalizer(self, n: int) -> KernelCall | None:
-        """What changes n elements as ``finalize`` does; it gets no payload. None: there is no such kernel."""
+        """What changes n elements as ``finalize`` does, each by itself: its grain is 1, and it gets nothing but them.
+
+        None: there is no such kernel, and Python decodes as well.
+        """
         return None
 
 

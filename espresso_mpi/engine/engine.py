@@ -21,7 +21,7 @@ from .dispatcher import Dispatcher
 from .driver import PAUSE, Driver
 from .gpu_ends import GpuEnds
 from .inbox import Inbox
-from .latest_sum import SumsAgain
+from .latest_sum import LatestSums
 from .negotiation import Negotiation
 from .nonfinite import NonFinite
 from .rounds import GRACE
@@ -37,7 +37,7 @@ _FRUITLESS = int(GRACE / PAUSE)
 """Negotiation rounds without a common call after which operations no longer wait for gradients planned before them."""
 
 
-class Engine(SumsAgain):
+class Engine(LatestSums):
     """Runs the calls of one session.
 
     Args:

@@ -1,6 +1,6 @@
-"""The latest dense sum of one array, made once more: what is to be looked at before it and counted behind it.
+"""The latest dense sum of one array, made again: what is to be looked at before it, and counted after it.
 
-Most of what the ordinary path looks at cannot have changed since the call before. For a small array it takes longer
+Most of what ``Rounds.repeat`` looks at cannot have changed since the call before. For a small array, that takes longer
 than the sum.
 """
 
@@ -19,20 +19,17 @@ from .dense_piggyback import DensePiggyback, PreparedCall, Summing
 from .negotiation import OWN_STATE
 from .rounds import Rounds
 
-_READY = 0x1 | 0x100 | 0x400
-"""numpy's flags of an array that is C-contiguous, aligned and writable."""
-
 
 @dataclass(frozen=True)
 class LatestSum:
-    """A sum that was made by one compiled call.
+    """A ``sync`` of one array that was one compiled call.
 
     Attributes:
         signature, placeholder, batch: of the call, as of ``Rounds.repeat``.
         prepared: what runs it; sums: its kernel.
         check: of its values.
-        told: what tells it apart from others, such as a name.
-        shape, dtype: of the array, which is summed as it is.
+        name: the name of the array, if it has one.
+        shape: of the array, which is float32.
     """
 
     signature: tuple[Any, ...]
@@ -41,60 +38,65 @@ class LatestSum:
     prepared: PreparedCall
     sums: AgreedSums
     check: ValueCheck
-    told: Any
+    name: str | None
     shape: tuple[int, ...]
-    dtype: np.dtype[Any]
 
-    def fits(self, told: Any, x: np.ndarray) -> bool:
-        """Whether an array is like that of the call."""
-        alike = x.shape == self.shape and x.dtype == self.dtype and told == self.told
-        return alike and x.flags.num & _READY == _READY
+    def fits(self, name: str | None, x: np.ndarray) -> bool:
+        """Whether an array is like that of the call, contiguous and writable."""
+        alike = x.shape == self.shape and x.dtype == np.float32 and name == self.name
+        return alike and x.flags.c_contiguous and x.flags.aligned and x.flags.writeable
 
 
-class SumsAgain(Rounds):
+class LatestSums(Rounds):
     """See ``Engine``, which sets the attributes."""
 
+    value_check: Callable[[Batch], ValueCheck]
+
     def latest_sum(
-        self, signature: tuple[Any, ...], placeholder: PendingCall, batch: Batch, told: Any, x: np.ndarray
+        self, signature: tuple[Any, ...], placeholder: PendingCall, batch: Batch, name: str | None, x: np.ndarray
     ) -> LatestSum | None:
-        """What ``sum_again`` takes for calls like the one that has just ended; None: these take the other way.
+        """What ``sum_again`` takes for calls like the one that has just ended; None: ``repeat`` must make them.
+
+        That is so on several nodes, and where values are searched before the sum. Other types than float32 are summed
+        as other arrays, such as their bits.
 
         Args:
-            signature, placeholder, batch: as of ``repeat``, which has made it.
-            told, x: as of ``LatestSum``.
+            signature, placeholder, batch: as of ``repeat``, which has made the call.
+            name, x: the array.
         """
         prepared, check = self._dispatcher.known_sum(placeholder.number), self.value_check(batch)
         if prepared is None or not isinstance(prepared.agreed, AgreedSums) or x.dtype != np.float32:
             return None
-        if batch.portions and not check.pending:  # the values are searched before the sum
+        if batch.portions and not check.pending:
             return None
-        return LatestSum(signature, placeholder, batch, prepared, prepared.agreed, check, told, x.shape, x.dtype)
+        return LatestSum(signature, placeholder, batch, prepared, prepared.agreed, check, name, x.shape)
 
-    def sum_again(self, latest: LatestSum, x: np.ndarray, real: Callable[[], PendingCall]) -> PendingCall | None:
-        """As ``repeat``, of an array that fits."""
-        driver, placeholder, prepared = self._driver, latest.placeholder, latest.prepared
+    def sum_again(
+        self, latest: LatestSum, x: np.ndarray, title: str, real: Callable[[], PendingCall]
+    ) -> PendingCall | None:
+        """As ``repeat``, of an array that fits; ``title``: of the call in messages.
+
+        Sessions on one node with a shared window, which have such sums, expect no calls.
+        """
+        driver, placeholder, prepared, check = self._driver, latest.placeholder, latest.prepared, latest.check
         if self.unfinished or not driver.take():
             return None
-        x = x if x.ndim == 1 else x.ravel()
         try:
-            dispatcher, check = self._dispatcher, latest.check
-            header = self._negotiation.repeated_header(placeholder, latest.signature, check.pending)
-            number = placeholder.number
-            if header is None or number is None or self._inbox or dispatcher.pending_groups.count:
+            x = x if x.ndim == 1 else x.ravel()
+            header = self._repeatable(placeholder, latest.signature, check.pending)
+            if header is None or not self._dispatcher.still_sums(header[0], prepared):
                 return None
-            if not dispatcher.still_sums(number, prepared):
-                return None
-            self.unfinished[id(placeholder)], self._transport.waiter.what = placeholder, placeholder.title
-            if latest.sums.reduce(header, OWN_STATE, x, True, check):
+            self.unfinished[id(placeholder)] = placeholder
+            placeholder.title = self._transport.waiter.what = title
+            if latest.sums.reduce(header[1], OWN_STATE, x, True, check):
                 del self.unfinished[id(placeholder)]
-                self._end_repeated(number, prepared)
+                self._end_repeated(header[0], prepared)
                 return placeholder
             moves = Summing(x, True)
             moves.check = check
             ended = self._await_repeated(placeholder, DensePiggyback(self._transport, prepared, moves, False), real)
-        except BaseException as error:  # an interrupt: the others may have gone on
-            self._transport.outlive(x)
-            self.fail(error)
+        except BaseException as error:
+            self._failed_repeat(x, error)
             raise
         finally:
             driver.leave()

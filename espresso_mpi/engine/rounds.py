@@ -7,6 +7,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from . import fast_path
 from .calls import PendingCall
 from .dense_piggyback import DensePiggyback, PreparedCall, is_unsearched
@@ -81,17 +83,16 @@ class Rounds(Settling):
         if self.unfinished or not driver.take():
             return None
         try:
-            negotiation, dispatcher = self._negotiation, self._dispatcher
-            header = negotiation.repeated_header(placeholder, signature, is_unsearched(moves))
-            number = placeholder.number
-            if header is None or number is None or self._inbox or dispatcher.pending_groups.count:
+            negotiation = self._negotiation
+            header = self._repeatable(placeholder, signature, is_unsearched(moves))
+            if header is None:
                 return None
-            prepared = dispatcher.prepared(number, moves, header.size)
+            number, prepared = header[0], self._dispatcher.prepared(header[0], moves, header[1].size)
             if prepared is None:
                 return None
             self.unfinished[id(placeholder)], self._transport.waiter.what = placeholder, placeholder.title
             expected = negotiation.expected(idle=True)
-            done = moves.begin(prepared.agreed, header, OWN_STATE) if expected is None else None
+            done = moves.begin(prepared.agreed, header[1], OWN_STATE) if expected is None else None
             if done and moves.rest is None and prepared.rest is None:
                 del self.unfinished[id(placeholder)]
                 negotiation.came(number)
@@ -99,13 +100,30 @@ class Rounds(Settling):
                 return placeholder
             piggyback = DensePiggyback(self._transport, prepared, moves, begun=done)
             ended = self._await_repeated(placeholder, piggyback, real, expected)
-        except BaseException as error:  # an interrupt: the others may have gone on
-            self._transport.outlive(moves)
-            self.fail(error)
+        except BaseException as error:
+            self._failed_repeat(moves, error)
             raise
         finally:
             driver.leave()
         return self._ended_repeated(placeholder, ended)
+
+    def _repeatable(
+        self, placeholder: PendingCall, signature: tuple[Any, ...], unsearched: bool
+    ) -> tuple[int, np.ndarray] | None:
+        """The number and the header of a call that may be made again now; None: it takes the ordinary path.
+
+        Args:
+            placeholder, signature: as of ``repeat``; unsearched: as of ``Negotiation.repeated_header``.
+        """
+        header, number = self._negotiation.repeated_header(placeholder, signature, unsearched), placeholder.number
+        if header is None or number is None or self.unfinished or self._inbox:
+            return None
+        return None if self._dispatcher.pending_groups.count else (number, header)
+
+    def _failed_repeat(self, held: Any, error: BaseException) -> None:
+        """A call has raised an error, such as an interrupt: the other ranks may have gone on with what is ``held``."""
+        self._transport.outlive(held)
+        self.fail(error)
 
     def _await_repeated(
         self, placeholder: PendingCall, piggyback: DensePiggyback, real: Callable[[], PendingCall],

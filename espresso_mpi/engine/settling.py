@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from functools import reduce
 from operator import and_, or_
 from typing import Any
 
-from ..collectives.messages.sum_calls import ValueCheck
 from ..errors import EspressoError
 from ..options import Options
-from .batches import Batch
 from .call_failures import numbers_in
 from .calls import PendingCall
 from .diagnostics import stuck_error
@@ -24,7 +21,6 @@ class Settling(Lifecycle):
     """See ``Engine``, which sets the attributes."""
 
     nonfinite: NonFinite
-    value_check: Callable[[Batch], ValueCheck]
     _options: Options
     _quiet: bool
     _all_wait: bool

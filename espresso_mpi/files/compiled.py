@@ -15,7 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from numba import config, njit
+from numba import config, njit, types
 from numba.core import event
 from numba.core.caching import FunctionCache
 from numba.core.compiler_lock import global_compiler_lock
@@ -38,7 +38,21 @@ def compiled(function: Callable[..., Any], **options: Any) -> Any:
         options: of ``njit``.
     """
     named = with_digest(function)
-    return cached(lambda cache: _shared(njit(**options)(named), cache))
+    return cached(lambda cache: _shared(_without_literals(njit(**options)(named)), cache))
+
+
+def _without_literals(dispatcher: Any) -> Any:
+    """Let a function be compiled once for all numbers: in compiled code, numba tells arguments 0 and 1 from others."""
+    find = dispatcher.get_call_template
+
+    def find_for_any(args: Any, kwargs: Any) -> Any:
+        return find(
+            [types.unliteral(arg) for arg in args], {name: types.unliteral(arg) for name, arg in kwargs.items()}
+        )
+
+    if not config.DISABLE_JIT:
+        dispatcher.get_call_template = find_for_any
+    return dispatcher
 
 
 class _SharedCache(FunctionCache):

@@ -41,7 +41,7 @@ class Calling(SessionBase):
     """Whether a call claims its arrays until it was waited for; see docs/torch.md."""
 
     _latest: LatestSum | None = None
-    """Of ``sync``."""
+    """The latest ``sync``, if it may be made again in the quick way."""
 
     @cached_property
     def _splits(self) -> Splits:
@@ -182,20 +182,19 @@ class Calling(SessionBase):
 
     def _sum_again(self, latest: LatestSum, x: np.ndarray, title: str) -> bool:
         """Make a sync like the latest one once more; False: it must take another way."""
-        claims, placeholder = self._intake.claims, latest.placeholder
+        claims, start = self._intake.claims, time.perf_counter()
         memory = Alone((x,), title) if self.guards_memory else None
         if memory is not None and not claims.claim_alone(memory):
             return False
-        start, placeholder.title = time.perf_counter(), title
         try:
-            ended = self._engine.sum_again(latest, x, lambda: _synced(x, latest.batch, title))
+            ended = self._engine.sum_again(latest, x, title, lambda: _synced(x, latest.batch, title))
         finally:
             if memory is not None:
                 claims.drop(memory)
             self._seconds += time.perf_counter() - start
         if ended is not None and ended.error is not None:
             _raise_error_of(ended)
-        if ended is placeholder:
+        if ended is latest.placeholder:
             self._latest = latest
         return ended is not None
 

@@ -39,8 +39,8 @@ for how long it had a core; how long that of all ranks took, as all get to know;
 if each has its own."""
 
 (
-    HEADS, SIZES, ARRAY, ELEMENTS, PLACES, EDGES, ARRAYS, PLACE, SPAN, SPANNED, ROWS, ROWED, ROOM, WHOLE, READS, TIMES,
-    FLAGS, WINDOW, USES, EPOCH, PACE,
+    HEADS, SIZES, ARRAY, ELEMENTS, PLACES, EDGES, ARRAYS, PLACE, SPAN, SPAN_SIZE, ROWS, ROWS_SIZE, ROOM, WHOLE, READS,
+    TIMES, FLAGS, WINDOW, USES, EPOCH, PACE,
 ) = range(SETUP, SETUP + 21)  # fmt: skip
 FRESH = PACE + 3
 LOGGED = FRESH + 1
@@ -172,9 +172,11 @@ def run(address, like, how):  # type: ignore[no-untyped-def]
     sizes = carray(_numbers_at(frame[SIZES]), (count,))
     x = carray(numbers_at(frame[ARRAY], like), (frame[ELEMENTS],))
     places, edges = carray(_numbers_at(frame[PLACES]), (arrays,)), carray(_numbers_at(frame[EDGES]), (arrays + 1,))
-    place = carray(_numbers_at(frame[PLACE]), (joint_reads.PLACE + count,))
-    span = carray(numbers_at(frame[SPAN], like), (frame[SPANNED],))
-    rows = carray(numbers_at(frame[ROWS], like), (frame[ROWED],))
+    place = carray(_numbers_at(frame[PLACE]), (joint_reads.PLACE,))
+    if place[NUMBER] < 0:  # the numbers of all processes follow
+        place = carray(_numbers_at(frame[PLACE]), (joint_reads.PLACE + count,))
+    span = carray(numbers_at(frame[SPAN], like), (frame[SPAN_SIZE],))
+    rows = carray(numbers_at(frame[ROWS], like), (frame[ROWS_SIZE],))
     marks = carray(_numbers_at(frame[TIMES]), (MARKS, 2))
     flags = carray(_numbers_at(frame[FLAGS]), (count * STEP,))
     pace = (frame[PACE], frame[PACE + 1], frame[PACE + 2])

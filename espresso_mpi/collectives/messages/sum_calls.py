@@ -26,23 +26,22 @@ from .window_places import ALIGN, CHUNK, WindowPlaces
 SMALL = 16 << 10
 """Bytes up to which every rank sums all rows itself: one barrier, but ``ranks`` times the reading."""
 
-_UNDO = 16 << 20
+_MOST_UNDONE = 16 << 20
 """Bytes of a rank's share that are kept, at most, to restore it: so much memory, and no more, is spent on that."""
 
 _BY_WINDOW, _BY_READS, _BY_CHECKED_READS = range(3)
 """The ways of sums."""
 
-_TIMES = slice(agreed_sums.BEGAN, agreed_sums.WORKED + 1)
+_LATEST = slice(agreed_sums.BEGAN, agreed_sums.WORKED + 1)
 _LOGGED = agreed_sums.LOGGED
 _WAITED, _STAGE, _SATURATED, _MET, _REFUSED, _ODD = (
     _LOGGED + place
     for place in (shared_memory.WAITED, shared_memory.STAGE, shared_memory.SATURATED, shared_memory.MET,
                   shared_memory.REFUSED, shared_memory.ODD)
 )  # fmt: skip
-_LEAST, _SEARCH, _UNDONE = (_LOGGED + p for p in (shared_memory.LEAST, shared_memory.SEARCH, shared_memory.UNDO))
-_PACE, _NOTHING = agreed_sums.PACE, bool
-_UNKNOWN: tuple[int, int, bool] | None = None
-"""What a sum takes that is made as the one before: elements, ignored bits of the header, whether the result is read."""
+_LEAST, _SEARCH, _UNDO = (_LOGGED + p for p in (shared_memory.LEAST, shared_memory.SEARCH, shared_memory.UNDO))
+_PACE = agreed_sums.PACE
+_NOTHING: Callable[[], bool] = bool
 
 
 class ValueCheck(NamedTuple):
@@ -92,7 +91,7 @@ class AgreedSums(AgreedCall):
         one = np.zeros(3, np.int64)  # where one array begins, and its edges, see ``JointArray``
         self._one, self._one_at = one.data, device.address(one)
         self._held: Any = None
-        self._by_frame, self._known = self._run_frame, _UNKNOWN  # a bound method takes time to make
+        self._known: tuple[int, int, bool] | None = None  # of a sum that may be made as the one before
         self._kept = self._sizes, window.flags, window.places  # their addresses are in the frame
         self._fill_frame()
         width = np.dtype(dtype).itemsize * ALIGN
@@ -104,7 +103,7 @@ class AgreedSums(AgreedCall):
         """What is the same in all sums."""
         frame, rows = self._frame, self._elements
         frame[agreed_sums.SIZES], frame[agreed_sums.FLAGS], frame[agreed_sums.WINDOW] = map(device.address, self._kept)
-        frame[agreed_sums.ROWS], frame[agreed_sums.ROWED] = device.address(rows), rows.size
+        frame[agreed_sums.ROWS], frame[agreed_sums.ROWS_SIZE] = device.address(rows), rows.size
         self._placed = {id(place): device.address(place) for place in (NOWHERE, self._readable, self._unsearched)}
 
     def reduce(
@@ -127,6 +126,8 @@ class AgreedSums(AgreedCall):
         if known == self._known and header is self._header and check is self._check and not self._arrays.any:
             frame[agreed_sums.ARRAY] = self._one[0] = begin
             return self._made(x)
+        if x.dtype != nothing.dtype:
+            raise TypeError(f"a sum of {nothing.dtype} got an array of {x.dtype}")
         whole = self._is_whole(x.size, x.nbytes)
         place, span = self._arrays.lies(x, nothing) if self._arrays.any else (NOWHERE, nothing)
         chosen = self._chosen((x.size, 1), whole, check)
@@ -144,15 +145,21 @@ class AgreedSums(AgreedCall):
     ) -> None:
         """Put what a sum takes beside its arrays into the frame."""
         frame, check = self._frame, self._check
+        self._show(header, ignored)
+        frame[agreed_sums.PLACE] = self._placed.get(id(place)) or device.address(place)
+        frame[agreed_sums.SPAN_SIZE] = span.size
+        if span.size:
+            frame[agreed_sums.SPAN] = device.address(span)
+        frame[agreed_sums.WHOLE], frame[agreed_sums.READS] = whole, reads
+        frame[_LEAST], frame[_SEARCH], frame[_UNDO] = check.limit, check.pending, self._undo
+
+    def _show(self, header: np.ndarray, ignored: int) -> None:
+        """Put the header into the frame; see ``AgreedCopies.begin``."""
+        frame = self._frame
         if header is not self._header:
             self._take(frame, header)
             frame[agreed_sums.HEADS] = device.address(self._heads)
-        frame[agreed_sums.PLACE] = self._placed.get(id(place)) or device.address(place)
-        frame[agreed_sums.SPANNED] = span.size
-        if span.size:
-            frame[agreed_sums.SPAN] = device.address(span)
-        frame[headers.IGNORED], frame[agreed_sums.WHOLE], frame[agreed_sums.READS] = ignored, whole, reads
-        frame[_LEAST], frame[_SEARCH], frame[_UNDONE] = check.limit, check.pending, self._undo
+        frame[headers.IGNORED] = ignored
 
     def _made(self, held: Any) -> bool:
         """Make the sum that the frame describes, of what is ``held``; returns as ``reduce``."""
@@ -160,7 +167,7 @@ class AgreedSums(AgreedCall):
         frame[agreed_sums.TIMES], frame[agreed_sums.FRESH] = self.place, 1
         frame[agreed_sums.EPOCH], frame[agreed_sums.USES] = self._window.position
         frame[_PACE], frame[_PACE + 1], frame[_PACE + 2] = self._waiter.pace
-        self._run, self._held = self._by_frame, held
+        self._run, self._held = self._run_frame, held
         return self._begun()
 
     def _run_frame(self) -> bool:
@@ -184,11 +191,11 @@ class AgreedSums(AgreedCall):
         if whole or not self._readable.size:
             return self._readable[:0]
         share = -(-size[0] // self._count // ALIGN) * ALIGN * self._elements.itemsize
-        searches = check.limit > 0 and share <= _UNDO
+        searches = check.limit > 0 and share <= _MOST_UNDONE
         found = self._choices.get(size)
         if found is None:
-            found = self._choices[size] = Choice(2 + searches), np.zeros(3, np.int64)
-        self._choice, self._setup[_TIMES] = found, found[1]
+            found = self._choices[size] = Choice(2 + searches), np.zeros_like(self._setup[_LATEST])
+        self._choice, self._setup[_LATEST] = found, found[1]
         if searches:
             self._undo = self._window.room_to_undo(share)
         if found[0].way == _BY_WINDOW:
@@ -226,9 +233,7 @@ class AgreedSums(AgreedCall):
         longest = int((edges[1::2] - edges[::2]).max())
         chunks = -(-longest // self._part)
         self._cost, self._counts = (chunks, x.nbytes - own.nbytes), True
-        if header is not self._header:
-            self._take(self._frame, header)
-        self._setup[headers.IGNORED] = ignored
+        self._show(header, ignored)
         self._log.fill(0)
         heads, (epoch, uses), window = (self._setup, self._heads, self._sizes), self._window.position, self._window
         rest = self.marks, window.flags, window.places, uses, epoch, self._waiter.pace, self._log
@@ -278,11 +283,11 @@ class AgreedSums(AgreedCall):
     def _end(self) -> None:
         """The sums are there; nothing refers to the arrays any more."""
         frame = self._frame
-        self._run, self._held = _NOTHING, None
+        self._forget()
         self._waiter.waited += frame[_WAITED] * 1e-9
         self._ended(frame[_STAGE] or 1, *self._cost)  # a whole sum has one barrier, and no stages
         self.saturated = frame[_SATURATED] if self._counts else 0
         if self._choice is not None and not self._choice[0].settled:
             choice, times = self._choice
-            times[:] = self._setup[_TIMES]
+            times[:] = self._setup[_LATEST]
             choice.add(frame[agreed_sums.TOOK])

@@ -31,7 +31,7 @@ def encodes_by_address(compressor: Compressor, sizes: Sequence[int]) -> bool:
 
 def decodes_by_address(compressor: Compressor, sizes: Sequence[int]) -> bool:
     """As ``encodes_by_address``, of a decode, and of what makes the result of the mean."""
-    if compressor.finalizes and compressor.finalizer(1) is None:
+    if compressor.finalizes and any(compressor.finalizer(n) is None for n in sizes):
         return False
     return all(host.runs_serial(n) and compressor.decoder(n) is not None for n in sizes)
 

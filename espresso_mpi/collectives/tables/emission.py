@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 
 from espresso_mpi.compressors import Compressor
-from espresso_mpi.compressors.by_address import KernelCall, Located
+from espresso_mpi.compressors.by_address import HasAddress, KernelCall
 from espresso_mpi.tracing.recording import Kind
 
 from ..data import reduction
@@ -46,7 +46,7 @@ class Emission:
     operations: list[Operation] = field(default_factory=list)
     spans: list[OperationSpan] = field(default_factory=list)
     stages: list[PythonStage] = field(default_factory=list)
-    _parameters: list[float | Located] = field(default_factory=list)
+    _parameters: list[float | HasAddress] = field(default_factory=list)
     _kept: list[KeptMemory] = field(default_factory=list)
     _drawn: list[Drawn] = field(default_factory=list)
     _marks: int = 0
@@ -124,6 +124,10 @@ class Emission:
         """What makes a result of the mean of a region."""
         call = compressor.finalizer(region.size)
         assert call is not None
+        if call.grain != 1 or call.draws or call.state or call.scratch:
+            raise ValueError(
+                f"{compressor}: expected a finalizer with grain 1 that needs no key, state or scratch memory"
+            )
         number, size = self._parameters_of(call), region.size
         return Operation(Code.FINALIZE, BUFFERS + tensor, region.start, size, number=number, call=call, whole=size)
 
@@ -135,7 +139,7 @@ class Emission:
     def _parameters_of(self, call: KernelCall) -> int:
         return self._place(call.passed)
 
-    def _place(self, parameters: Sequence[float | Located]) -> int:
+    def _place(self, parameters: Sequence[float | HasAddress]) -> int:
         """Where parameters begin among all."""
         self._parameters += parameters
         return len(self._parameters) - len(parameters)

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from espresso_mpi.compressors.by_address import KernelCall, Located
+from espresso_mpi.compressors.by_address import HasAddress, KernelCall
 from espresso_mpi.tracing.recording import Kind
 
 from ..data.layout import Dense
@@ -28,7 +28,7 @@ BUFFERS, SCRATCH = 3, 2
 
 
 class Code(IntEnum):
-    """What an operation does. ``interpreter`` knows the same numbers."""
+    """What an operation does. ``interpreter`` knows the same numbers, and that those before DIVIDE call a kernel."""
 
     ENCODE = 0
     DECODE = 1
@@ -80,6 +80,7 @@ class Operation:
             and LEARN: the place of what is known of the memory of the other ranks, see ``OperationTable.reached``.
         call: the kernel.
         first, whole: of ENCODE, DECODE and ADD: the number of the first element in its payload, and how many that has;
+            of FINALIZE: in its region;
             of SUM_RECEIVED: the row of the tensor's own elements, which is not read, and the number of rows; of REACH,
             FETCH, OFFER and LEARN: ``whole`` is the number of tensors.
         scratch: the values are in scratch memory instead; a sum of those of the tensor is written to it.
@@ -252,7 +253,7 @@ class OperationTable:
         reached: members of the node whose memory is read; 0: none is. The places are the addresses of the functions
             that read and that say where the error is, the processes of the members, and for each of these the addresses
             of its tensors, which LEARN writes.
-        parameters: of kernels and divisions; what is located stands for its address.
+        parameters: of kernels and divisions; what has an address stands for it.
         spans: what is recorded.
         marks: number of MARK operations.
         stages: what PYTHON operations run.
@@ -265,7 +266,7 @@ class OperationTable:
     tensors: int
     kept: Sequence[KeptMemory] = ()
     drawn: Sequence[Drawn] = ()
-    parameters: Sequence[float | Located] = ()
+    parameters: Sequence[float | HasAddress] = ()
     spans: Sequence[OperationSpan] = ()
     marks: int = 0
     stages: Sequence[PythonStage] = ()

@@ -1,24 +1,27 @@
-"""The latest sum made again: other arrays, other calls between, values and ranks that deviate, and what is counted."""
+"""The latest sum made again: other arrays, other calls between, values and ranks that deviate, threads."""
 
 import threading
+import time
+import weakref
 
 import numpy as np
 import pytest
 
+import espresso_mpi
 from espresso_mpi.engine.engine import Engine
-from espresso_mpi.engine.latest_sum import SumsAgain
+from espresso_mpi.engine.latest_sum import LatestSums
 from espresso_mpi.errors import EspressoError, GradientError, NonFiniteError
 
-pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.timeout(60)]
 
 
 @pytest.fixture
 def made(monkeypatch):
     """What came of sums that were made so: True, or False if they took another way after all."""
-    found, again = [], SumsAgain.sum_again
+    found, again = [], LatestSums.sum_again
 
-    def watched(self, latest, x, real):
-        ended = again(self, latest, x, real)
+    def watched(self, latest, x, title, real):
+        ended = again(self, latest, x, title, real)
         found.append(ended is latest.placeholder)
         return ended
 
@@ -41,21 +44,23 @@ def differing(world, found, expected):
 
 @pytest.mark.parametrize("policy", ["raise", "propagate", "skip"])
 def test_other_arrays_of_the_same_shape(world, open_session, made, policy):
-    """Bare and by name, contiguous and not; the array changes its type or shape in place."""
+    """Bare and by name, contiguous and not, of other types; another shape."""
     session, kept = open_session(nonfinite=policy), values(world.rank, 0)
-    for step in range(12):
+    for step in range(16):
         x = values(world.rank, step)
         if step % 3 == 0:
             kept[:] = x
             x = kept
         if step == 7:
             x = np.asfortranarray(x)
+        if step == 8:
+            x = x.astype(np.float64)
         if step == 10:
             x = x[:2].copy()
         given = {"w": x} if step in (5, 6) else x
         session.sync(given)
         assert not differing(world, x, mean(world, step)[: x.shape[0]]), step
-    assert made.count(True) >= 4 and session.stats().steps == 12
+    assert made.count(True) >= 4 and session.stats().steps == 16
 
 
 def test_other_calls_between(world, open_session, made):
@@ -125,10 +130,11 @@ def test_a_rank_that_comes_late(world, open_session, made):
     assert True in made
 
 
-def test_memory_that_is_in_flight_is_refused(world, open_session):
+def test_memory_that_is_in_flight_is_refused(world, open_session, made):
     session, x = open_session(), values(world.rank, 0)
     for _ in range(4):
         session.sync(x)
+    assert True in made
     handle = session.push("w", x)
     with pytest.raises(GradientError, match="in flight"):
         session.sync(x)
@@ -136,6 +142,74 @@ def test_memory_that_is_in_flight_is_refused(world, open_session):
     x[:] = values(world.rank, 1)
     session.sync(x)
     assert not differing(world, x, mean(world, 1))
+
+
+def test_read_only_arrays_are_refused(world, open_session, made):
+    session = open_session()
+    for step in range(4):
+        session.sync(values(world.rank, step))
+    x = values(world.rank, 5)
+    x.flags.writeable = False
+    with pytest.raises(GradientError, match="read-only"):
+        session.sync(x)
+    assert True in made
+
+
+def test_nothing_refers_to_the_arrays_afterwards(world, open_session, made):
+    session, known = open_session(), []
+    for step in range(5):
+        x = values(world.rank, step)
+        known.append(weakref.ref(x))
+        session.sync(x)
+    del x
+    assert [ref() for ref in known] == [None] * 5 and True in made
+
+
+def test_steps_and_times_are_counted(world, open_session, made):
+    session = open_session()
+    for step in range(100):
+        session.sync({"w": values(world.rank, step)})
+    found = session.stats().tensors["w"]
+    assert made.count(True) > 90 and found.steps == 100
+    share = 60 // world.size
+    each, first = 60 - share + share * (world.size - 1), 60 * (world.size - 1)  # later ones by shares, the first whole
+    assert found.bytes_by_level["intra"] == 99 * each + first
+    assert min(session.stats().seconds_by[kind] for kind in ("agree", "check", "wire")) > 0
+
+
+def test_a_missing_rank_is_named(world, made):
+    session, last = espresso_mpi.Session(world, timeout=1), world.size - 1
+    for step in range(4):
+        session.sync(values(world.rank, step))
+    said = ""
+    try:
+        if world.rank == last:
+            time.sleep(2.5)  # what it showed then would be enough for its own sum: it may learn of the error later
+        session.sync(values(world.rank, 5))
+    except EspressoError as error:
+        said = f"{type(error).__name__}: {error}"
+    texts = world.allgather(said)
+    assert all("RankTimeoutError" in text and f"rank {last}" in text for text in texts[:last]), texts
+    assert world.allgather(True in made) == [True] * world.size
+
+
+def test_another_thread_pushes_meanwhile(world, open_session, made):
+    session, found = open_session(), []
+
+    def push():
+        for step in range(20):
+            found.append(session.push("b", values(world.rank, step, (7,))).wait())
+
+    thread = threading.Thread(target=push)
+    for step in range(60):
+        x = values(world.rank, step)
+        session.sync({"a": x})
+        assert not differing(world, x, mean(world, step))
+        if step == 10:
+            thread.start()
+    thread.join()
+    assert not differing(world, found, [mean(world, step, (7,)) for step in range(20)])
+    assert made.count(True) > 10
 
 
 def test_a_closed_session_says_so(world, open_session, made):

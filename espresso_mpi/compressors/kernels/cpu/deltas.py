@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 from numba import prange
+from numba.extending import register_jitable
 
 from espresso_mpi.compressors.context import Context
 
@@ -28,14 +29,16 @@ _CHUNK = 8192
 _MAGIC_BITS = int(np.float32(MAGIC).view(np.int32))
 
 
+@register_jitable
 def words(n: int, bits: int) -> int:
     """uint32 words of the payload of n elements."""
-    return HEADER + -(-n // BLOCK) * (1 + 2 * bits)
+    return HEADER + (n + BLOCK - 1) // BLOCK * (1 + 2 * bits)
 
 
+@register_jitable
 def room(n: int) -> int:
     """Words of scratch memory in which the extents of n elements are found."""
-    return 2 * -(-n // _CHUNK)
+    return 2 * ((n + _CHUNK - 1) // _CHUNK)
 
 
 def extent(x: np.ndarray, context: Context) -> tuple[float, float]:
@@ -47,7 +50,7 @@ def extent(x: np.ndarray, context: Context) -> tuple[float, float]:
 
 
 def tops_of(x: np.ndarray, context: Context) -> np.ndarray:
-    """That memory."""
+    """Scratch memory for the extents of an array."""
     return context.scratch("deltas-tops", room(x.size), np.uint32, x)
 
 
@@ -121,12 +124,16 @@ def _write(values, rest, payload, bits, step, inverse):  # type: ignore[no-untyp
 def _encode_values(values, rest, payload, tops, bits):  # type: ignore[no-untyped-def]
     _extents(values, tops)
     step, inverse = _begin(payload, tops, bits)
-    _write(values, rest, payload, bits, step, inverse)
+    _write(values, rest, payload, bits, np.float32(step), np.float32(inverse))  # in Python, they are of float64
 
 
 @host.Composite
 def encode(x, residual, payload, tops, bits):  # type: ignore[no-untyped-def]
-    """Write the payload of ``x + residual``; leave in the residual, unless it is empty, what that does not hold."""
+    """Write the payload of ``x + residual``; leave in the residual, unless it is empty, what that does not hold.
+
+    Args:
+        payload: uint32; tops: of ``room`` words, see ``_extents``.
+    """
     if residual.size:
         _sum_into(residual, x)
         _encode_values(residual, residual, payload, tops, bits)
@@ -160,7 +167,7 @@ def _step_in(payload):  # type: ignore[no-untyped-def]
 @host.Composite
 def decode(out, payload, bits, add):  # type: ignore[no-untyped-def]
     """Undo ``encode``."""
-    _read(out, payload, bits, _step_in(payload), add)
+    _read(out, payload, bits, np.float32(_step_in(payload)), add)
 
 
 # --- by address -------------------------------------------------------------------------------------------------------
@@ -168,23 +175,18 @@ def decode(out, payload, bits, add):  # type: ignore[no-untyped-def]
 _encode_serial, _decode_serial = encode.serial, decode.serial
 
 
-@host.inline
-def _words_at(payload, n, bits):  # type: ignore[no-untyped-def]
-    """As many as ``words``."""
-    return entries.words32(payload, HEADER + (n + BLOCK - 1) // BLOCK * (1 + 2 * bits))
-
-
 @entries.Entry
 def encode_at(x, n, payload, residual, state, work, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
     """Parameters: bits."""
     bits = np.int64(entries.doubles(parameters, 1)[0])
-    tops = entries.words32(work, 2 * ((n + _CHUNK - 1) // _CHUNK))
-    _encode_serial(entries.floats(x, n), entries.floats_if(residual, n), _words_at(payload, n, bits), tops, bits)
+    tops, to = entries.words32(work, room(n)), entries.words32(payload, words(n, bits))
+    _encode_serial(entries.floats(x, n), entries.floats_if(residual, n), to, tops, bits)
     return 0
 
 
 @entries.Entry
 def decode_at(x, n, payload, residual, state, work, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
+    """Parameters: bits."""
     bits = np.int64(entries.doubles(parameters, 1)[0])
-    _decode_serial(entries.floats(x, n), _words_at(payload, n, bits), bits, add != 0)
+    _decode_serial(entries.floats(x, n), entries.words32(payload, words(n, bits)), bits, add != 0)
     return 0

@@ -170,7 +170,8 @@ _forward, _back = dct.forward.serial, dct.back.serial
 
 def scratch_for_coefficients(length: int, k: int, highs: int) -> int:
     """Bytes of scratch memory in which ``length`` coefficients are made and read, of which k are sent."""
-    return 8 * positions.parts_of(highs) + 4 * length + 12 * k
+    encoding, decoding = 8 * k, 8 * positions.parts_of(highs) + 4 * k  # one after the other
+    return 4 * length + max(encoding, decoding)
 
 
 @host.inline
@@ -186,7 +187,7 @@ def _rest_of(n, block, length):  # type: ignore[no-untyped-def]
 
 @host.inline
 def _back_at(out, payload, work, form, choice, parameters, how):  # type: ignore[no-untyped-def]
-    """Add what a payload holds, store it, or subtract it."""
+    """Add what a payload holds, store it, or subtract it; ``parameters``: of the kernels of the values."""
     k, length, block = np.int64(form[SLOTS]), np.int64(choice[LENGTH]), np.int64(choice[CHUNK])
     highs, lows, values = _coded_at(payload, form)
     before = entries.integers(work, positions.parts_of(highs.size))
@@ -202,19 +203,21 @@ def _back_at(out, payload, work, form, choice, parameters, how):  # type: ignore
 
 @entries.Entry
 def encode_coefficients_at(x, n, payload, residual, state, work, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
+    """The numbers of a choice in chunks, then those about the coefficients."""
     form, choice = entries.doubles(parameters, FORM), entries.doubles(parameters + 8 * FORM, CHOICE_OF_COEFFICIENTS)
     kept, k, length = entries.floats_if(residual, n), np.int64(form[SLOTS]), np.int64(choice[LENGTH])
-    highs, lows, values = _coded_at(payload, form)
+    (highs, lows, values), block = _coded_at(payload, form), np.int64(choice[CHUNK])
     coefficients, indices = entries.floats(work, length), entries.words32(work + 4 * length, k)
-    at, block, cut = values if form[FIRST] == 0 else work + 4 * (length + k), np.int64(choice[CHUNK]), np.int64(0)
+    after, cut = parameters + 8 * (FORM + CHOICE_OF_COEFFICIENTS), np.int64(0)
+    at = values if form[FIRST] == 0 else work + 4 * (length + k)
     table, rest = _table_at(choice, FORWARD, block), _table_at(choice, FORWARD_REST, _rest_of(n, block, length))
     _forward(entries.floats(x, n), kept, coefficients, block, table, rest)
     _choose_in_chunks(coefficients, coefficients[:0], indices, entries.floats(at, k), block, np.int64(choice[K]))
     _write(indices, k, highs, lows, np.int64(form[LOW]))
     if form[FIRST] != 0:
-        cut = _values_call(0, at, k, values, form, parameters + 8 * (FORM + CHOICE_OF_COEFFICIENTS))
+        cut = _values_call(0, at, k, values, form, after)
     if kept.size:
-        _back_at(kept, payload, work, form, choice, parameters + 8 * (FORM + CHOICE_OF_COEFFICIENTS), dct.SUBTRACT)
+        _back_at(kept, payload, work, form, choice, after, dct.SUBTRACT)
     return cut
 
 

@@ -103,7 +103,7 @@ _decode_serial = decode.serial
 def parts_at(payload, n, block, first, whole, sides):  # type: ignore[no-untyped-def]
     """Of n elements of a payload: the sign words, the scales, and those of negative elements.
 
-    ``sides``: 0: there are no scales; 2: negative elements have their own.
+    ``sides``: magnitudes of a block: 0: there are none, 1: one, 2: negative elements have their own.
     """
     head, before, blocks = 8 * ((whole + 63) // 64), first // block, (n + block - 1) // block
     scales, lows = payload + head + 4 * before, payload + head + 4 * ((whole + block - 1) // block + before)
@@ -134,5 +134,6 @@ _vote_serial = vote.serial
 
 @entries.Entry
 def vote_at(x, n, payload, residual, state, work, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
+    """Of the mean of signs."""
     _vote_serial(entries.floats(x, n))
     return 0
