@@ -58,7 +58,7 @@ def main(
         batch: examples of each rank in a step; default: those of the workload shared among the ranks.
         width, layers: of the network; default: those of the workload.
         dense_steps: first steps, in which optimizers of other messages synchronise gradients; default: a fifth of all.
-        every: local steps between two averages of ``diloco`` and its kind. lr: peak rate; default: that of the workload.
+        every: local steps between two averages of ``diloco`` and its kind. lr: peak rate; default: as the workload.
         tolerance: percent by which the target is above the final loss of fp32, the mean over the seeds.
         curves: a file of an earlier call. Its runs are not repeated: only the times of their steps are measured here,
             in turns. ``ways`` and ``seeds`` choose among them; all that makes a run is that of the file.

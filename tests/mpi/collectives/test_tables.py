@@ -129,7 +129,7 @@ def test_payloads_that_pass_the_window_in_chunks_and_take_several_messages(world
         assert not differences(world, monkeypatch, nodes, **options)[0]
 
 
-@pytest.mark.parametrize("method", ["onebit:block=192", "int8:block=100"])
+@pytest.mark.parametrize("method", ["onebit:block=192", "int8:block=100", "signsgd"])
 @pytest.mark.parametrize("route", ["hierarchical-allgather", "hierarchical-alltoall"])
 def test_passes_whose_tiles_and_chunks_end_elsewhere(world, monkeypatch, method, route):
     """Chunks of the window end inside of blocks, so encodes lag behind the sums, and decodes go ahead."""
