@@ -177,7 +177,9 @@ class Calling(SessionBase):
 
         if self._repeat(known, x, None, lambda: _synced(x, batch, title), allowed) is NotImplemented:
             return NotImplemented
-        self._latest = engine.latest_sum(known.signature, placeholder, batch, name, x)
+        if known.again is None or known.again is latest:  # which could not be made again in that way
+            known.again = engine.latest_sum(known.signature, placeholder, batch, name, x)
+        self._latest = known.again
         return grads
 
     def _sum_again(self, latest: LatestSum, x: np.ndarray, title: str) -> bool:

@@ -18,6 +18,7 @@ from ..collectives.data.reduction import stored
 from ..collectives.messages.agreed import Parts
 from ..engine.calls import PendingCall
 from ..engine.dense_piggyback import Agreeing, Combining, Copying, Scattering, Summing
+from ..engine.latest_sum import LatestSum
 
 _PLAIN, _WRITABLE = 0x1 | 0x100, 0x400
 """numpy's flags of an array that is C-contiguous and aligned, and of one that may be written to."""
@@ -59,6 +60,7 @@ class Repeated:
     Attributes:
         placeholder: names it while it runs.
         signature, batch: as of ``PendingCall``.
+        again: for ``sync``: what makes it again while it is the latest call; None: it is not known, or nothing does.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class Repeated:
     ) -> None:
         self.placeholder, self.signature = PendingCall(call.key, title=call.title), call.signature
         self.batch = call.batch
+        self.again: LatestSum | None = None
         self.shape, self.in_place, self._make = shape, in_place, make
 
     def target(self, x: Any, out: Any) -> Any:

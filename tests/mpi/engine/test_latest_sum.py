@@ -63,6 +63,17 @@ def test_other_arrays_of_the_same_shape(world, open_session, made, policy):
     assert made.count(True) >= 4 and session.stats().steps == 16
 
 
+def test_arrays_by_turns(world, open_session, made):
+    """Each is made again once it comes twice in a row; what was known of it before is used."""
+    session = open_session()
+    for step in range(24):
+        shape = (3, 5) if step // 3 % 2 else (7,)
+        x = values(world.rank, step, shape)
+        session.sync(x)
+        assert not differing(world, x, mean(world, step, shape)), step
+    assert made.count(True) > 10
+
+
 def test_other_calls_between(world, open_session, made):
     session, rng = open_session(), np.random.default_rng(3)  # the same on all ranks
     for step in range(60):
