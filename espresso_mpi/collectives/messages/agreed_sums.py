@@ -30,7 +30,7 @@ from .shared_memory import (
     copy,
     numbers_at,
     store,
-)  # fmt: skip
+)
 from .window_places import COUNT, ME, STARTS, STRIDE
 
 BEGAN, DONE, WORKED, TOOK, CORES, SETUP = range(headers.SETUP, headers.SETUP + 6)

@@ -246,27 +246,33 @@ def _parts_at(payload, n, block, bits, first, whole):  # type: ignore[no-untyped
     return words, entries.floats(scales, (n + block - 1) // block)
 
 
+@host.inline
+def _described(payload, n, parameters, first, whole):  # type: ignore[no-untyped-def]
+    """Block, bits and table, which are the first parameters, and the planes and scales of n elements of a payload."""
+    p = entries.doubles(parameters, 3)
+    block, bits = np.int64(p[0]), np.int64(p[1])
+    planes, scales = _parts_at(payload, n, block, bits, first, whole)
+    return block, bits, entries.floats(np.int64(p[2]), (1 << bits) - 1), planes, scales
+
+
 @entries.Entry
 def encode_at(x, n, payload, residual, state, work, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
-    """Parameters: block, bits, the table, unbiased."""
-    p = entries.doubles(parameters, 4)
-    block, bits = np.int64(p[0]), np.int64(p[1])
-    table = entries.floats(np.int64(p[2]), (1 << bits) - 1)
-    planes, scales = _parts_at(payload, n, block, bits, first, whole)
+    """Parameters: those of ``_described``, then unbiased."""
+    block, bits, table, planes, scales = _described(payload, n, parameters, first, whole)
     entries.words(payload, 1)[0] = np.uint64(key)
     low, high = host.key_from(key, first // 32)
-    values, kept = entries.floats(x, n), entries.floats_if(residual, n)
-    _encode_serial(values, kept, planes, scales, block, bits, p[3] != 0, table, low, high)
+    values, kept, unbiased = (
+        entries.floats(x, n),
+        entries.floats_if(residual, n),
+        entries.doubles(parameters, 4)[3] != 0,
+    )
+    _encode_serial(values, kept, planes, scales, block, bits, unbiased, table, low, high)
     return 0
 
 
 @entries.Entry
 def decode_at(x, n, payload, residual, state, work, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
-    """Parameters: block, bits, the table."""
-    p = entries.doubles(parameters, 3)
-    block, bits = np.int64(p[0]), np.int64(p[1])
-    table = entries.floats(np.int64(p[2]), (1 << bits) - 1)
-    planes, scales = _parts_at(payload, n, block, bits, first, whole)
+    block, bits, table, planes, scales = _described(payload, n, parameters, first, whole)
     low, high = host.key_from(entries.integers(payload, 1)[0], first // 32)
     _decode_serial(entries.floats(x, n), planes, scales, block, bits, table, add != 0, low, high)
     return 0
