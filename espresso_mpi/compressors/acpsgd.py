@@ -18,16 +18,15 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from .by_address import KernelCall
 from .context import Context
 from .families import low_rank
 from .families.low_rank import LowRank
 from .kernels.cpu import lowrank, matrices
+from .kernels.cpu import lowrank_entries as entries
+from .kernels.cpu.lowrank_entries import START
 from .optional import Keeps
 from .registry import register
-
-_START = 4
-"""Float32 values before the given factor: the first is 0 if that is Q, 1 if it is P; zeros follow."""
-
 
 @register
 @dataclass(frozen=True)
@@ -48,7 +47,7 @@ class ACPSGD(LowRank):
     keeps: ClassVar[Keeps] = {"p": "forget", "q": "forget", "turn": "forget"}
 
     def header(self, n: int) -> int:
-        return 4 * (_START + -(-self._room(n) // 4) * 4) if n else 0
+        return 4 * (START + -(-self._room(n) // 4) * 4) if n else 0
 
     def nbytes(self, n: int) -> int:
         return self.header(n) + 4 * self._room(n)
@@ -72,7 +71,7 @@ class ACPSGD(LowRank):
         start = context.kept(given, m.size(given), x)
         factor = low_rank.orthonormal(given, start, m, m.length(given), True, context)
         head = payload[: self.header(x.size)].view(np.float32)
-        low_rank.write_header(factor[: m.size(given)], head, _START, float(given == "p"))
+        low_rank.write_header(factor[: m.size(given)], head, START, float(given == "p"))
         project = low_rank.project_columns if given == "p" else low_rank.project_rows
         project(x, residual, factor, m, body[:size], lowrank.ADD, True, context)
         low_rank.clear(body[size:])
@@ -82,7 +81,24 @@ class ACPSGD(LowRank):
     def _decode_cpu(self, payload: Any, out: Any, add: bool, context: Context) -> None:
         first, given, other = self._split(payload, out.size)
         p, q = (given, other) if first[0] != 0 else (other, given)
-        lowrank.outer(p, q, self.matrix(out.size), out, add)
+        low_rank.outer(p, q, self.matrix(out.size), out, add)
+
+    # --- by address ---
+
+    def encoder(self, n: int) -> KernelCall | None:
+        return self._kernel(entries.encode_by_turns_at, n, shares=True, states=self._states(n), encodes=True)
+
+    def updater(self, n: int) -> KernelCall | None:
+        return self._kernel(entries.update_by_turns_at, n, states=self._states(n))
+
+    def decoder(self, n: int) -> KernelCall | None:
+        return self._kernel(entries.decode_by_turns_at, n)
+
+    def _states(self, n: int) -> tuple[tuple[str, int], ...]:
+        m = self.matrix(n)
+        return ("p", m.size("p")), ("q", m.size("q")), ("turn", 1)
+
+    # --- on GPUs ---
 
     _encode_cuda = _encode_cpu
 
@@ -98,7 +114,7 @@ class ACPSGD(LowRank):
     def _split(self, payload: Any, n: int) -> tuple[Any, Any, Any]:
         """The payload's parts as float32 views: which factor is given, that one and the other, with what follows."""
         values, head = payload.view(np.float32), self.header(n) // 4
-        return values[:_START], values[_START:head], values[head:]
+        return values[:START], values[START:head], values[head:]
 
 
 _OTHER = {"p": "q", "q": "p"}

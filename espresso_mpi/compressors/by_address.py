@@ -43,13 +43,20 @@ class KernelCall:
     Attributes:
         entry: the kernel.
         parameters: numbers that float64 holds exactly, and arrays that the kernel reads.
-        draws: whether it needs the key of the random bits.
+        draws: whether it needs the key of the random bits of its rank.
         leading: bits of an element at the beginning of the payload that are final as soon as the element is encoded.
         grain: at whose multiples the elements of a payload may be cut, to be encoded or decoded part by part; 0: they
             may not be cut.
         calls: kernels that it calls. They get no key, state or scratch memory, and call none themselves.
         state: name of the state that it gets, as long as x, see ``Context.kept``; empty: none.
+        shares: whether it needs the key that all ranks share in place of its rank's.
+        states: names and sizes of states that it gets in place of such a one.
+        summary: elements of the summary that it makes or reads, see ``Compressor.summary``.
         scratch: bytes of scratch memory that it gets.
+        circumstances: whether it gets ``Context.ranks`` and ``Context.share`` before its parameters.
+
+    With ``summary`` or ``states``, the kernel gets the address of a list of addresses in place of that of a state: of
+    the summary, if there is one, and of each of the states.
     """
 
     entry: Entry
@@ -59,12 +66,27 @@ class KernelCall:
     leading: int = 0
     calls: tuple[KernelCall, ...] = ()
     state: str = ""
+    shares: bool = False
+    states: tuple[tuple[str, int], ...] = ()
+    summary: int = 0
     scratch: int = 0
+    circumstances: bool = False
 
     def __post_init__(self) -> None:
         for call in self.calls:
-            if call.draws or call.calls or call.state or call.scratch:
+            if not call.alone or call.calls:
                 raise ValueError(f"{call.entry.name}: expected a kernel that needs no key, state or scratch memory")
+
+    @property
+    def alone(self) -> bool:
+        """Whether the kernel needs no key, state, summary, scratch memory or circumstances."""
+        needs = (self.draws, self.shares, self.state, self.states, self.summary, self.scratch, self.circumstances)
+        return not any(needs)
+
+    @property
+    def listed(self) -> bool:
+        """Whether the kernel gets a list of addresses."""
+        return bool(self.states or self.summary)
 
     @property
     def passed(self) -> tuple[float | HasAddress, ...]:

@@ -28,12 +28,13 @@ import numpy as np
 from numba import get_num_threads
 
 from .base import Compressor
+from .by_address import Entry, KernelCall
 from .checks import check_number, check_positive_int
 from .context import Context, Summary
-from .kernels.cpu import host
+from .kernels.cpu import host, kept_entries, sketch_entries
 from .kernels.cpu import linear_sparse as sparse
 from .kernels.cpu import sparse as cpu_sparse
-from .kernels.cpu.count_sketch import LEAST_BUCKETS, estimate, mark, sketch, take
+from .kernels.cpu.count_sketch import LEAST_BUCKETS, draws_of, estimate, mark, sketch, take
 from .registry import register
 
 
@@ -90,7 +91,7 @@ class CountSketch(Compressor):
         return "float32"
 
     def summary(self, n: int) -> Summary:
-        return Summary(self.depth() * self.buckets(n), "sum")
+        return Summary(self._agreed(n), "sum")
 
     # --- promises ---
 
@@ -121,6 +122,31 @@ class CountSketch(Compressor):
     def _decode_cpu(self, payload: np.ndarray, out: np.ndarray, add: bool, context: Context) -> None:
         cpu_sparse.decode(out, *self._split(payload, out.size), add)
 
+    # --- by address ---
+
+    def summariser(self, n: int) -> KernelCall | None:
+        return self._kernel(sketch_entries.summarise_at, n, shares=True, summary=self._agreed(n)) if n else None
+
+    def encoder(self, n: int) -> KernelCall | None:
+        if not n:
+            return None
+        choice, scratch = kept_entries.choice_of_largest(n, self.count(n))
+        scratch += sketch_entries.scratch_of(n)
+        agreed = self._agreed(n)
+        return self._kernel(sketch_entries.encode_at, n, choice, shares=True, summary=agreed, scratch=scratch)
+
+    def decoder(self, n: int) -> KernelCall | None:
+        return self._kernel(sketch_entries.decode_at, n) if n else None
+
+    def _kernel(self, entry: Entry, n: int, choice: tuple[float, ...] = (), **needs: Any) -> KernelCall:
+        numbers = (self.count(n), self.depth(), self.buckets(n), self.header(n), self.explore)
+        return KernelCall(entry, (*numbers, *choice), **needs)
+
+    def _agreed(self, n: int) -> int:
+        return self.depth() * self.buckets(n)
+
+    # --- on GPUs ---
+
     def _summarise_cuda(self, x: Any, summary: Any, residual: Any, context: Context) -> None:
         from .kernels.cuda import count_sketch as cuda_count_sketch
 
@@ -144,5 +170,4 @@ class CountSketch(Compressor):
 
     def _drawn(self, n: int, context: Context) -> int:
         """How many positions are drawn at random: ``explore·k`` on average, if that is no whole number."""
-        chance = float(sparse.mix(sparse.seed_of(context))) * 2.0**-64
-        return min(self.count(n), int(self.explore * self.count(n) + chance))
+        return int(draws_of(self.count(n), self.explore, sparse.seed_of(context)))

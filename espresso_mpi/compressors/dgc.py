@@ -27,7 +27,7 @@ import numpy as np
 from . import kept
 from .checks import check_number
 from .context import Context
-from .kernels.cpu import clipping, sparse
+from .kernels.cpu import clipping, kept_entries, sparse
 from .limit import LIMIT
 from .optional import Keeps
 from .registry import register
@@ -84,8 +84,11 @@ class Dgc(kept.Counted):
         return cuda_sparse.Momentum(context.kept("momentum", x.size, x), self.mu, factor)
 
     def _choice(self, n: int) -> kept.Choice | None:
-        """None with clipping, whose factor is of the whole tensor."""
-        return None if self.clip else self._sampled_choice(n, self.mu, "momentum")
+        choice = self._sampled_choice(n, self.mu, "momentum")
+        if not self.clip:
+            return choice
+        scratch = max(choice.scratch, 8 * clipping.sums_of(n))
+        return choice._replace(entry=kept_entries.encode_clipped_at, scratch=scratch, before=(self.clip,))
 
     def _quota(self, n: int) -> sparse.Quota:
         k = self.count(n)

@@ -159,6 +159,11 @@ class KeptState:
         """Whether it keeps a momentum, so that a gradient counts in later steps as well."""
         return "average" in self.keeps.values()
 
+    @property
+    def updates(self) -> bool:
+        """Whether ``update_from_aggregate`` keeps anything."""
+        return type(self).update_from_aggregate is not KeptState.update_from_aggregate
+
     def update_from_aggregate(self, payload: Any, n: int, context: Context) -> None:
         """Keep what the next encode wants to know of the payload, on its device, summed over the ranks."""
 
@@ -243,7 +248,7 @@ class Bounded:
 class ByAddress:
     """Kernels that the compiled executor calls by their address, without Python.
 
-    Override them where ``_encode_cpu``, ``_decode_cpu`` and ``finalize`` are one kernel each. They must write the same
+    Override them where ``_encode_cpu``, ``_decode_cpu`` and the like are one kernel each. They must write the same
     bits. The executor asks; what is None runs in Python. A subclass that overrides one of these methods, and not that
     of its kernel, has none for it.
     """
@@ -253,6 +258,8 @@ class ByAddress:
         without_kernel(cls, "_encode_cpu", "encoder", ByAddress.encoder)
         without_kernel(cls, "_decode_cpu", "decoder", ByAddress.decoder)
         without_kernel(cls, "finalize", "finalizer", ByAddress.finalizer)
+        without_kernel(cls, "_summarise_cpu", "summariser", ByAddress.summariser)
+        without_kernel(cls, "update_from_aggregate", "updater", ByAddress.updater)
 
     def encoder(self, n: int) -> KernelCall | None:
         """What encodes n elements as ``_encode_cpu`` does, on one thread; None: there is no such kernel."""
@@ -267,6 +274,18 @@ class ByAddress:
 
         None: there is no such kernel, and Python decodes as well.
         """
+        return None
+
+    def summariser(self, n: int) -> KernelCall | None:
+        """What summarises n elements as ``_summarise_cpu`` does, on one thread.
+
+        Its payload is where the encoder of the same elements will write; what it writes there stays.
+        None: there is no such kernel, and Python encodes as well.
+        """
+        return None
+
+    def updater(self, n: int) -> KernelCall | None:
+        """What does as ``update_from_aggregate`` with a payload of n elements; None: there is no such kernel."""
         return None
 
 

@@ -18,10 +18,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from .by_address import KernelCall
 from .context import Context, Summary
 from .families import low_rank
 from .families.low_rank import LowRank
 from .kernels.cpu import lowrank, matrices
+from .kernels.cpu import lowrank_entries as entries
 from .optional import Keeps
 from .registry import register
 
@@ -86,7 +88,27 @@ class PowerSGD(LowRank):
     def _decode_cpu(self, payload: Any, out: Any, add: bool, context: Context) -> None:
         m = self.matrix(out.size)
         left, right = self._split(payload, out.size)
-        lowrank.outer(left, right, m, out, add)
+        low_rank.outer(left, right, m, out, add)
+
+    # --- by address ---
+
+    def summariser(self, n: int) -> KernelCall | None:
+        learned = ("q", self.matrix(n).size("q"))
+        return self._kernel(entries.summarise_at, n, shares=True, summary=self._agreed(n), states=(learned,), encodes=True)
+
+    def encoder(self, n: int) -> KernelCall | None:
+        return self._kernel(entries.encode_at, n, shares=True, summary=self._agreed(n), encodes=True)
+
+    def updater(self, n: int) -> KernelCall | None:
+        return self._kernel(entries.update_at, n, states=(("q", self.matrix(n).size("q")),))
+
+    def decoder(self, n: int) -> KernelCall | None:
+        return self._kernel(entries.decode_at, n)
+
+    def _agreed(self, n: int) -> int:
+        return self.matrix(n).size("p")
+
+    # --- on GPUs ---
 
     _summarise_cuda = _summarise_cpu
     _encode_cuda = _encode_cpu

@@ -19,9 +19,10 @@ import numpy as np
 from numba import prange
 
 from .base import Compressor
+from .by_address import KernelCall
 from .checks import check_number
 from .context import Context
-from .kernels.cpu import host
+from .kernels.cpu import entries, host
 from .kernels.cpu import linear_sparse as sparse
 from .kernels.cpu import sparse as cpu_sparse
 from .registry import register
@@ -85,6 +86,15 @@ class RandomK(Compressor):
     def _decode_cpu(self, payload: np.ndarray, out: np.ndarray, add: bool, context: Context) -> None:
         seed, values = payload[:16].view(np.uint64)[0], payload[16:].view(np.float32)
         _decode(out, values, seed, self._factor(out.size), add)
+
+    def encoder(self, n: int) -> KernelCall | None:
+        return KernelCall(_encode_at, self._numbers(n), shares=True) if n else None
+
+    def decoder(self, n: int) -> KernelCall | None:
+        return KernelCall(_decode_at, self._numbers(n)) if n else None
+
+    def _numbers(self, n: int) -> tuple[float, ...]:
+        return float(self.count(n)), float(self._factor(n))
 
     def _encode_cuda(self, x: Any, payload: Any, residual: Any, context: Context) -> None:
         from .kernels.cuda import randomk as cuda_randomk
@@ -153,3 +163,30 @@ def _decode(out, values, seed, factor, add):  # type: ignore[no-untyped-def]
         for j in range(count):
             value = host.sanitise(values[first + j] * factor)
             out[where[j]] = out[where[j]] + value if add else value
+
+
+# --- by address -------------------------------------------------------------------------------------------------------
+
+_encode_serial, _decode_serial = _encode.serial, _decode.serial
+
+
+@host.inline
+def _payload_at(payload, parameters):  # type: ignore[no-untyped-def]
+    """The words of the header, the values, and what decoded ones are multiplied by."""
+    numbers = entries.doubles(parameters, 2)
+    return entries.words(payload, 2), entries.floats(payload + 16, np.int64(numbers[0])), np.float32(numbers[1])
+
+
+@entries.Entry
+def _encode_at(x, n, payload, residual, state, work, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
+    head, values, factor = _payload_at(payload, parameters)
+    head[0], head[1] = np.uint64(key), np.uint64(0)
+    _encode_serial(entries.floats(x, n), entries.floats_if(residual, n), values, np.uint64(key), factor)
+    return 0
+
+
+@entries.Entry
+def _decode_at(x, n, payload, residual, state, work, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
+    head, values, factor = _payload_at(payload, parameters)
+    _decode_serial(entries.floats(x, n), values, head[0], factor, add != 0)
+    return 0

@@ -24,9 +24,10 @@ import numpy as np
 from numba import carray, prange
 
 from .base import Compressor
+from .by_address import Entry, KernelCall
 from .checks import check_choice, check_number, check_positive_int
 from .context import Context, Summary
-from .kernels.cpu import host, rotations
+from .kernels.cpu import entries, host, rotations
 from .kernels.cpu.flips import square_sum
 from .kernels.cpu.hadamard import transform
 from .registry import register
@@ -113,6 +114,23 @@ class Thc(Compressor):
     def _decode_cpu(self, payload: np.ndarray, out: np.ndarray, add: bool, context: Context) -> None:
         seed, norms, codes = self._split(payload, out.size)
         _decode(out, norms, codes, self.block, self._unit, self._top, add, seed[0], seed[1])
+
+    # --- by address ---
+
+    def summariser(self, n: int) -> KernelCall | None:
+        return self._kernel(_summarise_at, n, shares=True, summary=rotations.count(n, self.block)) if n else None
+
+    def encoder(self, n: int) -> KernelCall | None:
+        return self._kernel(_encode_at, n, draws=True, summary=rotations.count(n, self.block)) if n else None
+
+    def decoder(self, n: int) -> KernelCall | None:
+        return self._kernel(_decode_at, n) if n else None
+
+    def _kernel(self, entry: Entry, n: int, **needs: Any) -> KernelCall:
+        sizes = (self.block, self.header(n), float(self.element == "int16"))
+        return KernelCall(entry, (*sizes, self.levels, float(self._unit), float(self._top)), **needs)
+
+    # --- on GPUs ---
 
     def _summarise_cuda(self, x: Any, summary: Any, residual: Any, context: Context) -> None:
         from .kernels.cuda import thc as cuda_thc
@@ -252,6 +270,75 @@ def _decode(out, norms, codes, block, unit, most, add, low, high):  # type: igno
             scale = norms[b] * unit / np.sqrt(np.float32(size))
             factor = rotations.scaled_back(buffer, scale, most * np.float32(size))
             rotations.put(out[start:stop], buffer, room[block : block + size], signs, factor, how)
+
+
+# --- by address -------------------------------------------------------------------------------------------------------
+
+_BLOCK, _HEADER, _WIDE, _LEVELS, _UNIT, _MOST, _NUMBERS = range(7)
+"""Places of the parameters, and how many they are: elements of a block, bytes of the header, whether codes are int16,
+the largest code, what a code of 1 stands for, and a magnitude that no code exceeds."""
+
+_summarise_serial, _encode_serial, _decode_serial = _summarise.serial, _encode.serial, _decode.serial
+
+
+@host.inline
+def _norms_at(payload, numbers):  # type: ignore[no-untyped-def]
+    """The norms of a payload with what fills them up."""
+    return entries.floats(payload + 16, (np.int64(numbers[_HEADER]) - 16) // 4)
+
+
+@host.inline
+def _codes_at(payload, n, numbers):  # type: ignore[no-untyped-def]
+    """Where codes of a payload begin, and how many they are."""
+    block = np.int64(numbers[_BLOCK])
+    last = (n - 1) // block * block
+    return payload + np.int64(numbers[_HEADER]), last + rotations.block_size(n - last, block)
+
+
+@host.inline
+def _encode_codes(x, kept, summary, norms, codes, numbers, seed, key):  # type: ignore[no-untyped-def]
+    block, levels, unit = np.int64(numbers[_BLOCK]), np.float32(numbers[_LEVELS]), np.float32(numbers[_UNIT])
+    low, high = host.key_from(key, 0)
+    most = np.float32(numbers[_MOST])
+    _encode_serial(x, kept, summary, norms, codes, block, levels, unit, most, seed[0], seed[1], low, high)
+
+
+@entries.Entry
+def _summarise_at(x, n, payload, residual, state, work, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
+    """Also writes the seed of the rotation to the payload."""
+    numbers, seed = entries.doubles(parameters, _NUMBERS), entries.words(payload, 2)
+    seed[0], seed[1] = np.uint64(key), np.uint64(0)
+    block = np.int64(numbers[_BLOCK])
+    norms = entries.floats(entries.integers(state, 1)[0], (n + block - 1) // block)
+    _summarise_serial(entries.floats(x, n), entries.floats_if(residual, n), norms, block)
+    return 0
+
+
+@entries.Entry
+def _encode_at(x, n, payload, residual, state, work, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
+    numbers, norms = entries.doubles(parameters, _NUMBERS), _norms_at(payload, entries.doubles(parameters, _NUMBERS))
+    block = np.int64(numbers[_BLOCK])
+    summary = entries.floats(entries.integers(state, 1)[0], (n + block - 1) // block)
+    norms[summary.size :] = np.float32(0)
+    values, kept, seed = entries.floats(x, n), entries.floats_if(residual, n), entries.words32(payload, 2)
+    begin, size = _codes_at(payload, n, numbers)
+    if numbers[_WIDE] != 0:
+        _encode_codes(values, kept, summary, norms, entries.shorts(begin, size), numbers, seed, key)
+    else:
+        _encode_codes(values, kept, summary, norms, entries.codes8(begin, size), numbers, seed, key)
+    return 0
+
+
+@entries.Entry
+def _decode_at(x, n, payload, residual, state, work, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
+    numbers, norms = entries.doubles(parameters, _NUMBERS), _norms_at(payload, entries.doubles(parameters, _NUMBERS))
+    out, seed, (begin, size) = entries.floats(x, n), entries.words32(payload, 2), _codes_at(payload, n, numbers)
+    block, unit, most = np.int64(numbers[_BLOCK]), np.float32(numbers[_UNIT]), np.float32(numbers[_MOST])
+    if numbers[_WIDE] != 0:
+        _decode_serial(out, norms, entries.shorts(begin, size), block, unit, most, add != 0, seed[0], seed[1])
+    else:
+        _decode_serial(out, norms, entries.codes8(begin, size), block, unit, most, add != 0, seed[0], seed[1])
+    return 0
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------

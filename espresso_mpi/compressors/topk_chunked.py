@@ -23,9 +23,11 @@ from typing import Any
 import numpy as np
 
 from .base import Compressor
+from .by_address import KernelCall
 from .checks import check_choice, check_number, check_positive_int
 from .context import Context, Summary
-from .kernels.cpu import host
+from .kernels.cpu import chunked_entries as chunked
+from .kernels.cpu import host, kept_entries
 from .kernels.cpu import linear_sparse as sparse
 from .kernels.cpu.sparse import zero
 from .kernels.cpu.topk_chunked import (
@@ -137,6 +139,27 @@ class TopKChunked(Compressor):
         if not add:
             zero(out)
         put(values, indices, out, head[0], self.length(out.size), add)
+
+    # --- by address ---
+
+    def summariser(self, n: int) -> KernelCall | None:
+        return KernelCall(chunked.summarise_at, self._numbers(n), summary=self.chunks(n)) if n else None
+
+    def encoder(self, n: int) -> KernelCall | None:
+        if not n:
+            return None
+        choice, scratch = kept_entries.choice_of_largest(self.chunks(n), self.count(n))
+        scratch += sparse.padded(4 * self.count(n))
+        numbers, summary = (*self._numbers(n), *choice), self.chunks(n)
+        return KernelCall(chunked.encode_at, numbers, summary=summary, scratch=scratch, circumstances=True)
+
+    def decoder(self, n: int) -> KernelCall | None:
+        return KernelCall(chunked.decode_at, self._numbers(n)) if n else None
+
+    def _numbers(self, n: int) -> tuple[float, ...]:
+        return self.length(n), self.chunks(n), self.count(n), self.header(n), float(self.values == "float16")
+
+    # --- on GPUs ---
 
     def _summarise_cuda(self, x: Any, summary: Any, residual: Any, context: Context) -> None:
         from .kernels.cuda import topk_chunked as cuda_topk_chunked

@@ -124,7 +124,7 @@ class Emission:
         """What makes a result of the mean of a region."""
         call = compressor.finalizer(region.size)
         assert call is not None
-        if call.grain != 1 or call.draws or call.state or call.scratch:
+        if call.grain != 1 or not call.alone:
             raise ValueError(
                 f"{compressor}: expected a finalizer with grain 1 that needs no key, state or scratch memory"
             )

@@ -12,19 +12,10 @@ import numpy as np
 from espresso_mpi.arrays import device
 
 from ..base import Compressor
+from ..by_address import Entry, KernelCall
 from ..checks import check_positive_int
 from ..context import Context
-from ..kernels.cpu import host
-from ..kernels.cpu.lowrank import (
-    add_chunks,
-    filled_rows,
-    outer,
-    project_all_rows,
-    project_chunks,
-    rows_at_once,
-    top_of,
-    values,
-)
+from ..kernels.cpu import host, lowrank, lowrank_entries
 from ..kernels.cpu.matrices import CHUNK, LANES, LARGEST_RANK, Matrix, side
 from ..kernels.cpu.orthonormal import orthonormalise
 
@@ -61,6 +52,14 @@ class LowRank(Compressor):
     def matrix(self, n: int) -> Matrix:
         """How n values are seen."""
         return _matrix_of(n, self.rank, self.cols)
+
+    def _kernel(self, entry: Entry, n: int, encodes: bool = False, **needs: Any) -> KernelCall | None:
+        """A kernel of n elements; ``needs``: of ``KernelCall``."""
+        if not n:
+            return None
+        m = self.matrix(n)
+        numbers, scratch = (*m, self.header(n) // 4), lowrank_entries.scratch_of(m, n) if encodes else 0
+        return KernelCall(entry, numbers, scratch=scratch, **needs)
 
 
 @lru_cache(maxsize=4096)
@@ -115,12 +114,10 @@ def project_rows(
 
         cuda_lowrank.project_rows(x, residual, q, m, out, how, subtract)
         return
-    kept, how = values(x, residual, how, context)
-    subtract = subtract and residual is not None
-    wide, stride = filled_rows(q, m, context)
-    top = float(top_of(wide, 0, 0, wide.size, 1))
-    block = rows_at_once(m.cols)
-    project_all_rows(kept, x, how, m.cols, q, wide, stride, top, m.rank, out, m.rows, block, subtract)
+    kept, how = _values(x, residual, how, context)
+    stride = lowrank.filled_up(m.cols)
+    wide = q if stride == m.cols else context.scratch("wide", m.groups * stride, np.float32, q)
+    lowrank.project_rows(kept, x, how, q, wide, out, *m, subtract and residual is not None)
 
 
 def project_columns(
@@ -132,13 +129,21 @@ def project_columns(
 
         cuda_lowrank.project_columns(x, residual, p, m, out, how, subtract, context)
         return
-    kept, how = values(x, residual, how, context)
-    size = m.groups * m.cols
-    parts = context.scratch("parts", -(-m.rows // CHUNK) * size, np.float32, x)
-    project_chunks(kept, x, how, m.cols, p, m.rows, m.rank, parts, size)
-    add_chunks(parts, size, out)
-    if subtract and residual is not None:
-        outer(p, out, m, residual, True, -1.0)
+    kept, how = _values(x, residual, how, context)
+    parts = context.scratch("parts", -(-m.rows // CHUNK) * m.groups * m.cols, np.float32, x)
+    lowrank.project_columns(kept, x, how, p, parts, out, *m, subtract and residual is not None)
+
+
+def outer(p: np.ndarray, q: np.ndarray, m: Matrix, out: np.ndarray, add: bool) -> None:
+    """Write ``P Qᵀ`` into ``out``, or add it, on the CPU."""
+    lowrank.outer(out, p, q, *m, add, np.float32(1))
+
+
+def _values(x: np.ndarray, residual: np.ndarray | None, how: int, context: Context) -> tuple[np.ndarray, int]:
+    """Where the values to be compressed are or will be, and what has to be done for it."""
+    if residual is not None:
+        return residual, how
+    return context.scratch("values", x.size, np.float32, x), lowrank.COPY
 
 
 def write_header(factor: Any, header: Any, start: int = 0, first: float = 0.0) -> None:

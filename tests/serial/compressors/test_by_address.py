@@ -15,18 +15,23 @@ from espresso_mpi.compressors.signsgd import SignSGD
 from espresso_mpi.compressors.topk import TopK
 from espresso_mpi.compressors.topk_sampled import TopKSampled
 
-N, KEY = 5003, 0x0123456789ABCDEF
+N, KEY, SHARED = 5003, 0x0123456789ABCDEF, 0x7EDCBA9876543210
 SPARSE = ("topk", "topk_sampled", "topk_in_chunks", "threshold", "dgc", "dct_topk")
-AT_ONCE = (*SPARSE, "bound")
+SUMMED = ("powersgd", "powersgd:rank=6,cols=50", "acpsgd", "acpsgd:rank=6,cols=50", "randomk", "randomk:scaled=true",
+          "thc", "thc:element=int16,levels=100,block=64", "topk_chunked", "topk_chunked:ratio=0.1,chunk=48,values=float16",
+          "count_sketch", "count_sketch:ratio=0.2,rows=3,columns=0.1")  # fmt: skip
+"""Methods whose payloads are summed, with or without a summary that the ranks agree on."""
+AT_ONCE = (*SPARSE, "bound", *{spec.partition(":")[0] for spec in SUMMED})
 """Methods whose payload is made at once."""
 METHODS = (
-    *(name for name in names() if get(name).encoder(N) is not None),
+    *(name for name in names() if get(name).encoder(N) is not None and name not in SUMMED),
     "onebit:block=192", "int8:block=100,rounding=stochastic", "int2:block=65", "bf16:rounding=stochastic",
     "qsgd:levels=200,block=100", "natural:block=100", "onebit_sgd:block=192", "topk:values=int4",
     "dgc:ratio=0.1,values=int8", "threshold:value=1.5,values=fp16", "topk_in_chunks:chunk=100,k=7,values=onebit",
     "drive:block=64,scale=unbiased", "eden:bits=4,block=128", "dct_topk:chunk=32,k=3,values=int4", "bound:bits=4",
+    "dgc:clip=3.0", "dgc:ratio=0.1,values=int4,clip=200.0",
 )  # fmt: skip
-DECODED = tuple(method for method in METHODS if get(method).decoder(N) is not None)
+DECODED = tuple(method for method in (*METHODS, *SUMMED) if get(method).decoder(N) is not None)
 SCALES = {"fp16": 60000, "threshold:value=1.5,values=fp16": 60000, "onebit_sgd": 1e37}
 """By which normal values are multiplied, so that some are cut."""
 SIGNATURE = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 11)
@@ -40,14 +45,18 @@ def guarded(nbytes):
     return memory[:nbytes], memory[nbytes:]
 
 
-def call(kernel, x, payload, residual, adding, first, last, state=None):
-    """One part."""
-    parameters = np.array([one if isinstance(one, int | float) else one.address for one in kernel.passed], np.float64)
+def call(kernel, x, payload, residual, adding, first, last, state=None, listed=()):
+    """One part; ``listed``: the arrays of which the kernel gets the addresses."""
+    passed = [1.0, 1.0, *kernel.passed] if kernel.circumstances else kernel.passed
+    parameters = np.array([one if isinstance(one, int | float) else one.address for one in passed], np.float64)
     kept, held = (0 if array is None else array[first:].ctypes.data for array in (residual, state))
+    addresses = np.array([array.ctypes.data for array in listed], np.int64)
+    assert kernel.listed == bool(listed)
+    held = addresses.ctypes.data if listed else held
     work, guard = guarded(kernel.scratch)
     run, place, numbers = SIGNATURE(kernel.entry.address), x[first:].ctypes.data, parameters.ctypes.data
-    scratch, size = work.ctypes.data, last - first
-    cut = run(place, size, payload.ctypes.data, kept, held, scratch, KEY, adding, numbers, first, x.size)
+    scratch, size, key = work.ctypes.data, last - first, SHARED if kernel.shares else KEY
+    cut = run(place, size, payload.ctypes.data, kept, held, scratch, key, adding, numbers, first, x.size)
     assert (guard == 0xA5).all()
     return cut
 
@@ -81,11 +90,55 @@ def test_parts_make_the_whole(method, feedback):
     assert (kernel.grain == 0) == (compressor.name in AT_ONCE)
 
 
+def listed_of(kernel, state, summary):
+    """The arrays that a kernel gets, in order."""
+    for name, size in kernel.states:
+        state.setdefault(name, np.zeros(size, np.float32))
+        assert state[name].size == size
+    assert kernel.summary in (0, summary.size)
+    return [*([summary] if kernel.summary else []), *(state[name] for name, _ in kernel.states)]
+
+
+@pytest.mark.parametrize("feedback", [True, False])
+@pytest.mark.parametrize("method", SUMMED)
+def test_payloads_that_are_summed(method, feedback):
+    """Three steps: a summary, an encode and an update. What is summed is twice what this rank has."""
+    compressor, rng = get(method), np.random.default_rng(5)
+    agreed, summary = compressor.summary(N), np.empty(0, np.float32)
+    residuals = np.zeros((2, N), np.float32) if feedback else [None, None]
+    states, kernel = [{}, {}], compressor.encoder(N)
+    assert kernel.grain == 0
+    for _ in range(3):
+        x = rng.standard_normal(N, dtype=np.float32)
+        x[:2] = 1e38, np.float32(1e-40)
+        context = Context(key=KEY, shared=SHARED, state=states[0])
+        expected, (found, guard) = np.zeros(compressor.nbytes(N), np.uint8), guarded(compressor.nbytes(N))
+        if agreed is not None:
+            summaries = np.empty((2, agreed.size), np.float32)
+            compressor.summarise(x, summaries[0], residuals[0], context)
+            listed = listed_of(compressor.summariser(N), states[1], summaries[1])
+            call(compressor.summariser(N), x, found, residuals[1], 0, 0, N, listed=listed)
+            np.testing.assert_array_equal(summaries[1], summaries[0])
+            context.summary = summary = summaries[0] * np.float32(2)
+        compressor.encode(x, expected, residuals[0], context)
+        call(kernel, x, found, residuals[1], 0, 0, N, listed=listed_of(kernel, states[1], summary))
+        np.testing.assert_array_equal(found, expected)
+        np.testing.assert_array_equal(residuals[1], residuals[0])
+        assert (guard == 0xA5).all()
+        assert (compressor.updater(N) is not None) == compressor.updates
+        if compressor.updates:
+            compressor.update_from_aggregate(expected, N, context)
+            listed = listed_of(compressor.updater(N), states[1], summary)
+            call(compressor.updater(N), x, found, None, 0, 0, N, listed=listed)
+        for name, kept in states[0].items():
+            np.testing.assert_array_equal(states[1][name], kept)
+
+
 @pytest.mark.parametrize("method", DECODED)
 def test_parts_are_decoded_to_the_whole(method):
     compressor, kernel = get(method), get(method).decoder(N)
     x, payload = np.random.default_rng(5).standard_normal(N, dtype=np.float32), np.zeros(compressor.nbytes(N), np.uint8)
-    compressor.encode(x, payload, None, Context(key=KEY))
+    compressor.encode(x, payload, None, Context(key=KEY, shared=SHARED))
     decoded, by_parts = np.empty(N, np.float32), np.empty(N, np.float32)
     for decode, adding in ((compressor.decode, 0), (compressor.decode_add, 1)):
         decode(payload, decoded)

@@ -157,6 +157,13 @@ def estimate(scores, summary, rows, seed):  # type: ignore[no-untyped-def]
 
 
 @host.inline
+def draws_of(k, explore, seed):  # type: ignore[no-untyped-def]
+    """How many of k positions are drawn at random: ``explore·k`` on average, if that is no whole number."""
+    chance = np.float64(sparse.mix(seed)) * 2.0**-64
+    return min(k, np.int64(explore * k + chance))
+
+
+@host.inline
 def mark(scores, draws, seed):  # type: ignore[no-untyped-def]
     """Put the positions drawn at random before all others."""
     if draws:

@@ -27,8 +27,8 @@ class Entry:
     """A decorator: a function of int64 (x, n, payload, residual, state, work, key, add, parameters, first, whole).
 
     Args:
-        function: gets the addresses of n float32 values, of a payload, of a residual and a state of n values (0: none),
-            of scratch memory, and of parameters, all float64, some of which can be addresses; the key of the random
+        function: gets the addresses of n float32 values, of a payload, of a residual and a state of n values (0: none)
+            or in place of that one of the list of ``KernelCall.listed``, of scratch memory, and of parameters, all float64, some of which can be addresses; the key of the random
             bits; and whether a decode adds. The payload is that of ``whole`` elements, of which the values are those
             from ``first`` on, a multiple of ``KernelCall.grain``; the rest of it is left alone. An encode returns how
             many values it cut, a decode 0.
@@ -60,7 +60,7 @@ def pointer_to(element: Any) -> Any:
 
 _float32, _float64, _uint64 = pointer_to(types.float32), pointer_to(types.float64), pointer_to(types.uint64)
 _int8, _uint16, _int64 = pointer_to(types.int8), pointer_to(types.uint16), pointer_to(types.int64)
-_uint8, _uint32 = pointer_to(types.uint8), pointer_to(types.uint32)
+_uint8, _uint32, _int16 = pointer_to(types.uint8), pointer_to(types.uint32), pointer_to(types.int16)
 
 
 @host.inline
@@ -102,6 +102,12 @@ def bytes_at(address, size):  # type: ignore[no-untyped-def]
 def codes8(address, size):  # type: ignore[no-untyped-def]
     """The int8 array at an address."""
     return carray(_int8(address), (size,))
+
+
+@host.inline
+def shorts(address, size):  # type: ignore[no-untyped-def]
+    """The int16 array at an address."""
+    return carray(_int16(address), (size,))
 
 
 @host.inline

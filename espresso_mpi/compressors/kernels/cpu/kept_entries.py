@@ -6,9 +6,11 @@ stores the values, the addresses and the parameters of its two kernels, see ``Ke
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
-from . import chunk_choice, dct, entries, host, positions, samples, sparse
+from . import chunk_choice, clipping, dct, entries, host, linear_sparse, positions, samples, sparse
 from .magnitudes import BINS
 from .sparse import Room
 
@@ -39,6 +41,12 @@ def scratch_to_choose(n: int, quota: sparse.Quota, sample: samples.Sample) -> in
     """Bytes of scratch memory that ``encode_at`` needs for such a choice."""
     words = -(-n // 64) + 2 * sparse.chunks_of(n) + BINS
     return 8 * words + 4 * (sample.size + sparse.most_found(n, quota.most))
+
+
+def choice_of_largest(n: int, k: int) -> tuple[tuple[float, ...], int]:
+    """What ``choose_at`` is told of a choice of the k largest of n, and the bytes of scratch memory that it needs."""
+    quota, sample = linear_sparse.quota_of(k), samples.searching(n, k)
+    return choice_of(n, quota, 0, sample), scratch_to_choose(n, quota, sample)
 
 
 def scratch_to_store(k: int) -> int:
@@ -116,22 +124,51 @@ def _room_at(work, n, choice):  # type: ignore[no-untyped-def]
     return room, end
 
 
-@entries.Entry
-def encode_at(x, n, payload, residual, state, work, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
-    """The state is the momentum, if there is one."""
+@host.inline
+def _choose_by(choice, arrays, factor, room, indices, sent):  # type: ignore[no-untyped-def]
+    """``sparse.choose`` among values, a residual and a momentum, in which x has this factor; returns how many."""
+    quota = (np.int64(choice[MOST]), np.int64(choice[LEAST]), np.int64(choice[FEW]), np.int64(choice[SMALLEST]))
+    least_key, rank, width = np.int64(choice[LEAST_KEY]), np.int64(choice[RANK]), np.int64(choice[WIDTH])
+    blend, (x, kept, momentum) = (np.float32(choice[DECAY]), factor), arrays
+    return _choose(x, kept, momentum, blend, quota, least_key, rank, width, room, indices, sent)
+
+
+@host.inline
+def choose_at(scores, indices, values, work, parameters):  # type: ignore[no-untyped-def]
+    """The largest scores, as ``linear_sparse.choose``; ``parameters``: where what this is told begins."""
+    choice, empty = entries.doubles(parameters, CHOICE), scores[:0]
+    room, _ = _room_at(work, scores.size, choice)
+    _choose_by(choice, (scores, empty, empty), np.float32(1), room, indices, values)
+
+
+@host.inline
+def _encode_with(factor, x, n, payload, residual, state, work, parameters):  # type: ignore[no-untyped-def]
+    """``encode_at``; ``factor``: of x."""
     form, choice = entries.doubles(parameters, FORM), entries.doubles(parameters + 8 * FORM, CHOICE)
     kept, momentum = entries.floats_if(residual, n), entries.floats_if(state, n)
     room, work = _room_at(work, n, choice)
     indices, sent = _places(payload, np.int64(form[SLOTS]), work, form)
-    quota = (np.int64(choice[MOST]), np.int64(choice[LEAST]), np.int64(choice[FEW]), np.int64(choice[SMALLEST]))
-    least_key, rank, width = np.int64(choice[LEAST_KEY]), np.int64(choice[RANK]), np.int64(choice[WIDTH])
-    arrays, blend = (entries.floats(x, n), kept, momentum), (np.float32(choice[DECAY]), np.float32(1))
-    count = _choose(*arrays, blend, quota, least_key, rank, width, room, indices, sent)
+    count = _choose_by(choice, (entries.floats(x, n), kept, momentum), factor, room, indices, sent)
     if form[FIRST] != 0:
         return _store(indices, sent, count, kept, payload, work, form, parameters + 8 * (FORM + CHOICE))
     if form[COUNTED] != 0:
         entries.words(payload, 1)[0] = np.uint64(count)
     return 0
+
+
+@entries.Entry
+def encode_at(x, n, payload, residual, state, work, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
+    """The state is the momentum, if there is one."""
+    return _encode_with(np.float32(1), x, n, payload, residual, state, work, parameters)
+
+
+@entries.Entry
+def encode_clipped_at(x, n, payload, residual, state, work, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
+    """After the circumstances: the largest norm on all ranks together, then as for ``encode_at``."""
+    given = entries.doubles(parameters, 3)
+    limit = given[2] * math.sqrt(given[1] / given[0])
+    factor = clipping.factor_of(entries.floats(x, n), limit, entries.words(work, clipping.sums_of(n)))
+    return _encode_with(np.float32(factor), x, n, payload, residual, state, work, parameters + 24)
 
 
 @entries.Entry

@@ -112,9 +112,13 @@ def drawn(where, a, b, n, k, start, low, high):  # type: ignore[no-untyped-def]
 
 def choose(scores: np.ndarray, indices: np.ndarray, values: np.ndarray, context: Context) -> None:
     """Write the indices of the largest magnitudes, in rising order, and the scores there; ties by index."""
-    k = indices.size
-    quota = sparse.Quota(most=k, least=k, few=k, smallest=0)
-    sparse.encode(scores, None, None, quota, 0, samples.searching(scores.size, k), indices, values, context)
+    n, k = scores.size, indices.size
+    sparse.encode(scores, None, None, quota_of(k), 0, samples.searching(n, k), indices, values, context)
+
+
+def quota_of(k: int) -> sparse.Quota:
+    """The k largest go, zeros as well."""
+    return sparse.Quota(most=k, least=k, few=k, smallest=0)
 
 
 @host.inline

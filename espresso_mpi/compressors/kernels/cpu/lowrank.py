@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import numpy as np
 from numba import prange
+from numba.extending import register_jitable
 
-from espresso_mpi.compressors.context import Context
 from espresso_mpi.compressors.limit import LIMIT
 
 from . import host
-from .matrices import CHUNK, GROUP, LANES, Matrix
+from .matrices import CHUNK, GROUP, LANES
 from .matrix_products import (
     add_and_columns_64,
     add_and_dot_rows,
@@ -230,35 +230,57 @@ def _outer(out, cols, p, rows, q, ranks, block, sign, add, safe):  # type: ignor
 # --- what the methods call --------------------------------------------------------------------------------------------
 
 
-def values(x: np.ndarray, residual: np.ndarray | None, how: int, context: Context) -> tuple[np.ndarray, int]:
-    """Where the values to be compressed are or will be, and what has to be done for it."""
-    if residual is not None:
-        return residual, how
-    return context.scratch("values", x.size, np.float32, x), COPY
-
-
-def rows_at_once(cols: int) -> int:
+@host.inline
+def rows_at_once(cols):  # type: ignore[no-untyped-def]
     return max(4, _BLOCK // cols // 4 * 4)
 
 
-def filled_rows(q: np.ndarray, m: Matrix, context: Context) -> tuple[np.ndarray, int]:
-    """The vectors of q, each filled up with zeros to whole LANES, and how far they lie apart."""
-    stride = -(-m.cols // LANES) * LANES
-    if stride == m.cols:
-        return q, stride
-    wide = context.scratch("wide", m.groups * stride, np.float32, q)
-    rows = wide.reshape(m.groups, stride)
-    rows[:, : m.cols] = q.reshape(m.groups, m.cols)
-    rows[:, m.cols :] = 0
-    return wide, stride
+@register_jitable
+def filled_up(cols: int) -> int:
+    """How long vectors of that length are with the zeros that fill up their LANES."""
+    return (cols + LANES - 1) // LANES * LANES
 
 
-def outer(p: np.ndarray, q: np.ndarray, m: Matrix, out: np.ndarray, add: bool, sign: float = 1.0) -> None:
-    """Write ``sign · P Qᵀ`` into ``out``, or add it; any factors give finite values."""
-    safe = bool(_factors_are_safe(p[: m.size("p")], q[: m.size("q")], m.rank))
-    _outer(out, m.cols, p, m.rows, q, m.rank, rows_at_once(m.cols), np.float32(sign), add, safe)
+@host.inline
+def _fill_up(q, cols, wide, stride):  # type: ignore[no-untyped-def]
+    for k in range(wide.size // stride):
+        wide[k * stride : k * stride + cols] = q[k * cols : (k + 1) * cols]
+        wide[k * stride + cols : (k + 1) * stride] = np.float32(0.0)
 
 
 @host.inline
 def _factors_are_safe(p, q, ranks):  # type: ignore[no-untyped-def]
     return _safe(top_of(p, 0, 0, p.size, 1), top_of(q, 0, 0, q.size, 1), ranks)
+
+
+@host.Composite
+def outer(out, p, q, rows, cols, ranks, add, sign):  # type: ignore[no-untyped-def]
+    """Write ``sign · P Qᵀ`` into ``out``, or add it; any factors give finite values."""
+    safe = _factors_are_safe(p[: ranks * rows], q[: ranks * cols], ranks)
+    _outer(out, cols, p, rows, q, ranks, rows_at_once(cols), sign, add, safe)
+
+
+@host.Composite
+def project_rows(kept, x, how, q, wide, out, rows, cols, ranks, subtract):  # type: ignore[no-untyped-def]
+    """``P = M Q`` into ``out``; M is in ``kept``, once what ``how`` says is done.
+
+    Args:
+        q: orthonormal vectors, filled up with zero vectors to whole groups.
+        wide: room for these filled up to whole LANES; q itself where they are.
+        subtract: leave ``M - P Qᵀ`` in ``kept``.
+    """
+    stride = filled_up(cols)
+    if stride != cols:
+        _fill_up(q, cols, wide, stride)
+    top = top_of(wide, 0, 0, wide.size, 1)
+    project_all_rows(kept, x, how, cols, q, wide, stride, top, ranks, out, rows, rows_at_once(cols), subtract)
+
+
+@host.Composite
+def project_columns(kept, x, how, p, parts, out, rows, cols, ranks, subtract):  # type: ignore[no-untyped-def]
+    """``Q = Mᵀ P`` into ``out``; ``parts``: room for the groups of Q of each chunk. Otherwise as ``project_rows``."""
+    size = p.size // rows * cols
+    project_chunks(kept, x, how, cols, p, rows, ranks, parts, size)
+    add_chunks(parts, size, out)
+    if subtract:
+        outer(kept, p, out, rows, cols, ranks, True, np.float32(-1.0))

@@ -186,14 +186,14 @@ def _take_halves(values, x, kept, scale, inverse):  # type: ignore[no-untyped-de
 
 
 @host.Kernel
-def _take_chunks(values, indices, x, residual, length):  # type: ignore[no-untyped-def]
+def take_chunks(values, indices, x, residual, length):  # type: ignore[no-untyped-def]
     for j in prange(indices.size):
         a, b = indices[j] * length, min(x.size, (indices[j] + 1) * length)
         _take_singles(values[j * length : (j + 1) * length], x[a:b], residual[a:b])
 
 
 @host.Kernel
-def _take_chunks_as_halves(values, indices, x, residual, length, scale, inverse):  # type: ignore[no-untyped-def]
+def take_chunks_as_halves(values, indices, x, residual, length, scale, inverse):  # type: ignore[no-untyped-def]
     for j in prange(indices.size):
         a, b = indices[j] * length, min(x.size, (indices[j] + 1) * length)
         _take_halves(values[j * length : (j + 1) * length], x[a:b], residual[a:b], scale, inverse)
@@ -201,9 +201,9 @@ def _take_chunks_as_halves(values, indices, x, residual, length, scale, inverse)
 
 def take(values: Any, indices: Any, x: Any, residual: Any, scale: np.float32, length: int) -> None:
     if values.dtype == np.float32:
-        _take_chunks(values, indices, x, residual, length)
+        take_chunks(values, indices, x, residual, length)
     else:
-        _take_chunks_as_halves(values, indices, x, residual, length, scale, np.float32(1) / scale)
+        take_chunks_as_halves(values, indices, x, residual, length, scale, np.float32(1) / scale)
 
 
 @host.inline
@@ -228,7 +228,7 @@ def _put_halves(out, values, scale, add):  # type: ignore[no-untyped-def]
 
 
 @host.Kernel
-def _put_chunks(values, indices, out, length, add):  # type: ignore[no-untyped-def]
+def put_chunks(values, indices, out, length, add):  # type: ignore[no-untyped-def]
     for j in prange(indices.size):
         if indices[j] * length < out.size:  # a damaged payload must not write outside the array
             a, b = indices[j] * length, min(out.size, (indices[j] + 1) * length)
@@ -236,7 +236,7 @@ def _put_chunks(values, indices, out, length, add):  # type: ignore[no-untyped-d
 
 
 @host.Kernel
-def _put_chunks_of_halves(values, indices, out, length, scale, add):  # type: ignore[no-untyped-def]
+def put_chunks_of_halves(values, indices, out, length, scale, add):  # type: ignore[no-untyped-def]
     for j in prange(indices.size):
         if indices[j] * length < out.size:
             a, b = indices[j] * length, min(out.size, (indices[j] + 1) * length)
@@ -245,6 +245,6 @@ def _put_chunks_of_halves(values, indices, out, length, scale, add):  # type: ig
 
 def put(values: Any, indices: Any, out: Any, scale: np.float32, length: int, add: bool) -> None:
     if values.dtype == np.float32:
-        _put_chunks(values, indices, out, length, add)
+        put_chunks(values, indices, out, length, add)
     else:
-        _put_chunks_of_halves(values, indices, out, length, scale, add)
+        put_chunks_of_halves(values, indices, out, length, scale, add)
