@@ -4,7 +4,7 @@
 - ``executor``: runs a program.
 - ``job``: what one run is given besides the tensor.
 - ``segment_run``: runs one segment.
-- ``bucket_layout``, ``bucket_program``: place the payloads of a payload bucket, and run the bucket.
+- ``bucket_layout``, ``bucket_stages``, ``bucket_program``: place the payloads of a payload bucket, and run the bucket.
 - ``residuals``, ``store_keys``: the arithmetic of error feedback, and the keys of the state.
 - ``progress``, ``lanes``, ``route_operations``: decide which segment is resumed next.
 - ``halves``: the two halves of a route.

@@ -9,9 +9,8 @@ shared, so every result has the bits of a tensor that travels alone.
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -23,16 +22,13 @@ from ..compressors import Compressor
 from ..tracing.recording import Recorder
 from ..types import SUMS, Collective, Encode, Route
 from .bucket_layout import SharedLayouts, slots_of
+from .bucket_stages import BucketRun, Recorded, Stage, dense_collective, in_turn, payload_sum
 from .data.layout import Dense, Packed
-from .data.reduction import stored
 from .executor import compressor_at
 from .job import Job
-from .messages.joint import JointRegions
 from .messages.switches import EXECUTOR
 from .messages.transport import Transport
-from .messages.window import SharedWindow
-from .ops.allreduce import summed
-from .ops.base import Action, Data, Move, idle, operations, window_or_messages
+from .ops.base import Data, Move, idle, operations
 from .program import (
     Compilation,
     DecodeStep,
@@ -44,10 +40,8 @@ from .program import (
     UpdateStep,
     summary_sizes,
 )
-from .progress import DONE, Progress, at_once
+from .progress import Progress, at_once
 from .segment_run import SegmentLog, SegmentRun
-from .tables.building import TableBuilder
-from .tables.emission import shares
 from .tables.expected import Expected, expected
 from .tables.expected_call import FirstMessages
 from .tables.one_call import RepeatedTable
@@ -56,21 +50,10 @@ from .tables.running import PreparedRun, TableRunner, obstacle
 from .tables.running import Run as TableRun
 from .tables.segments import dense_move
 from .tables.small_calls import small_call
+from .tables.summing import SummingBuilder
 
-S = TypeVar("S", EncodeStep, DecodeStep)
+S = TypeVar("S", SummaryStep, EncodeStep, DecodeStep)
 P = TypeVar("P", bound=ProgramStep)
-
-Stage = Callable[["BucketRun"], Progress]
-"""One step of the route for all tensors of a bucket."""
-
-
-@dataclass
-class BucketRun:
-    """A bucket under way: its tensors, and the payload buffer that they share."""
-
-    tensors: Sequence[SegmentRun]
-    logs: Sequence[SegmentLog]
-    data: Data
 
 
 class BucketProgram:
@@ -95,15 +78,12 @@ class BucketProgram:
             for compressor, n in tensors
         ]
         self._shared: SharedLayouts | None = None
-        self._builder: TableBuilder | str = f"{EXECUTOR}=python"
-        if route.sums_payloads:
-            self._builder = "payloads are summed"
-        elif transport.by_tables:
-            self._builder = TableBuilder(transport, len(tensors))
+        self._builder = SummingBuilder(transport, self._sizes) if transport.by_tables else None
         self._stages = [self._stage(position, step) for position, step in enumerate(route.steps)]
-        self.table = self._builder if isinstance(self._builder, str) else self._builder.table()
+        self.table: OperationTable | str = f"{EXECUTOR}=python"
         self._runner = None
-        if isinstance(self.table, OperationTable):
+        if self._builder is not None:
+            self.table = self._builder.table()
             self._runner = TableRunner(self.table, transport, self._sizes)
         del self._compilations, self._shared, self._builder  # layouts of all ranks
 
@@ -185,37 +165,49 @@ class BucketProgram:
         taken = [self._take(compilation, position) for compilation in self._compilations]
         if isinstance(step, Encode):
             self._shared = SharedLayouts(self._compilations[0].topology, [c.layouts for c in self._compilations])
-            return _in_turn([*self._agreement(taken), self._encode(_of(taken, EncodeStep))])
+            return in_turn([*self._agreement(taken), self._encode(_of(taken, EncodeStep))])
         if not isinstance(step, Collective):
             return self._decode(_of(taken, DecodeStep))
         packed = self._shared
         move = packed.advance(step, levels, self._rank) if packed is not None else None
         moving = self._collective(step, move, taken)
-        return _in_turn([moving, self._update(_of(taken, UpdateStep))]) if _of(taken, UpdateStep) else moving
+        return in_turn([moving, self._update(_of(taken, UpdateStep))]) if _of(taken, UpdateStep) else moving
 
     def _collective(self, step: Collective, move: Move | None, taken: Sequence[Sequence[ProgramStep]]) -> Stage:
         """A collective of payloads by ``move``, or of dense tensors."""
         if isinstance(taken[0][0], IdleStep):
-            phases = operations()[step.op].phases
-            if isinstance(self._builder, TableBuilder):
-                self._builder.idle(phases)
-            return lambda run: idle(run, phases)
+            return self._idle(step.op)
         moves = _of(taken, MoveStep)
-        what = _Recorded(self._transport, moves)
-        if move is not None and step.op in SUMS:
-            return what.of(self._sum(step.op, move))
-        if move is not None:
-            self._add_move(step.op, move, what.nbytes)
-            action = operations()[step.op].bind(self._transport, move)
-            return what.of(lambda run: action(run.data))
-        return self._add_dense(str(step), moves, what)
+        what = Recorded(self._transport, moves)
+        return self._add_dense(str(step), moves, what) if move is None else self._of_payloads(step.op, move, what)
 
-    def _add_dense(self, name: str, moves: Sequence[MoveStep], what: _Recorded) -> Stage:
+    def _idle(self, op: str) -> Stage:
+        """Take no part in a collective."""
+        phases = operations()[op].phases
+        if self._builder is not None:
+            self._builder.idle(phases)
+        return lambda run: idle(run, phases)
+
+    def _of_payloads(self, op: str, move: Move, what: Recorded) -> Stage:
+        """A collective of payloads."""
+        if op in SUMS:
+            stage = what.of(payload_sum(self._transport, op, move))
+        else:
+            action = operations()[op].bind(self._transport, move)
+            stage = what.of(lambda run: action(run.data))
+        sources = operations()[op].payload_sources(move)
+        if self._builder is not None and sources is None:
+            self._builder.total(op, move, stage, what.nbytes)
+        elif self._builder is not None and sources is not None:
+            self._builder.move(op, move, sources, what.nbytes)
+        return stage
+
+    def _add_dense(self, name: str, moves: Sequence[MoveStep], what: Recorded) -> Stage:
         """Add a collective on dense tensors to the table, and return what does it in Python."""
-        dense = what.of(self._dense(moves[0].op, moves))
+        dense = what.of(dense_collective(self._transport, moves[0].op, moves))
         inside = self._transport.windows_everywhere and moves[0].inside
         stage: Stage = (lambda run: at_once(dense(run))) if inside else dense
-        if isinstance(self._builder, TableBuilder):
+        if self._builder is not None:
             move = dense_move(self._transport, moves, what.nbytes)
             if move is None:
                 self._builder.python(stage, name)
@@ -223,52 +215,34 @@ class BucketProgram:
                 self._builder.dense(move)
         return stage
 
-    def _sum(self, op: str, move: Move) -> Stage:
-        """The payloads without their headers, side by side, are summed as one array."""
-        regions, inner = summed(move)
-        if not regions:
-            return partial(idle, phases=operations()[op].phases)
-        edges = list(itertools.accumulate((region.size for region in regions), initial=0))
-        action = operations()[op].bind(self._transport, replace(inner, before=(Dense(0, edges[-1]),) * len(move.group)))
-
-        def run(bucket: BucketRun) -> Progress:
-            data = bucket.data
-            bodies = data.payload.view(stored(inner.dtype))
-            parts = [bodies[region.start : region.stop] for region in regions]
-            joined = Data(data.workspace.array("bodies", edges[-1], bodies.dtype, "cpu"), inner.dtype, data.workspace)
-            device.join(joined.x, parts)
-            yield from action(joined)
-            device.part(joined.x, parts)
-            bucket.tensors[0].data.saturated += joined.saturated  # all count in one place
-
-        return run
-
     def _agreement(self, taken: Sequence[Sequence[ProgramStep]]) -> list[Stage]:
         """What the ranks do before an encode to agree on the summaries of all tensors; nothing if there are none."""
-        steps = _of(taken, SummaryStep)
+        steps, moves = _of(taken, SummaryStep), _of(taken, MoveStep)
         if not steps:
             return []
-        pairs = [(step, compressor_at(step.point, c)) for step, c in zip(steps, self._compressors)]
+        whole, pairs = self._placed(steps)
         sizes = [sum(summary_sizes(compressor, step.packed.copies[0])) for step, compressor in pairs]
         edges = list(itertools.accumulate(sizes, initial=0))
 
-        def summarise(run: BucketRun) -> Progress:
-            whole = run.data.workspace.array("summary", edges[-1], np.float32, "cpu")
-            run.data.summary = whole
-            for tensor, pair, (a, b) in zip(run.tensors, pairs, itertools.pairwise(edges)):
-                tensor.summarise(*pair, into=whole[a:b])
-            return iter(())
+        def one(number: int, run: BucketRun) -> Progress:
+            return run.tensors[number].summarise(
+                *pairs[number], into=run.data.summary[slice(*edges[number : number + 2])]
+            )
 
-        moves = _of(taken, MoveStep)
+        def summarise(run: BucketRun) -> Progress:
+            run.data.summary = run.data.workspace.array("summary", edges[-1], np.float32, "cpu")
+            return itertools.chain.from_iterable(one(number, run) for number in range(len(pairs)))
+
+        if self._builder is not None:
+            self._builder.summarise(whole.nbytes, pairs, [partial(one, number) for number in range(len(pairs))])
         if not moves:
-            phases = operations()["allreduce"].phases
-            return [summarise, lambda run: idle(run, phases)]
+            return [summarise, self._idle("allreduce")]
         like = next((one.move for one, size in zip(moves, sizes) if size), moves[0].move)
-        move = replace(like, before=(Dense(0, edges[-1]),) * len(like.group))
+        move, what = replace(like, before=(Dense(0, edges[-1]),) * len(like.group)), Recorded(self._transport, moves)
         action = operations()["allreduce"].bind(self._transport, move)
-        agree = _Recorded(self._transport, moves).of(
-            lambda run: action(Data(run.data.summary, "float32", run.data.workspace))
-        )
+        agree = what.of(lambda run: action(Data(run.data.summary, "float32", run.data.workspace)))
+        if self._builder is not None:
+            self._builder.agree(whole.nbytes, move, agree, what.nbytes)
         return [summarise, agree]
 
     def _update(self, steps: Sequence[UpdateStep]) -> Stage:
@@ -279,21 +253,14 @@ class BucketProgram:
         placed = [replace(step, packed=own) if any(step.packed.copies) else step for step, own in zip(steps, slots)]
         pairs = [(step, compressor_at(step.point, c)) for step, c in zip(placed, self._compressors)]
 
-        def run(bucket: BucketRun) -> Progress:
-            for tensor, (step, compressor) in zip(bucket.tensors, pairs):
-                tensor.data.payload = bucket.data.payload
-                tensor.update(step, compressor)
-            return iter(())
+        def one(number: int, bucket: BucketRun) -> Progress:
+            tensor = bucket.tensors[number]
+            tensor.data.payload = bucket.data.payload
+            return tensor.update(*pairs[number])
 
-        return run
-
-    def _add_move(self, op: str, move: Move, nbytes: Sequence[int]) -> None:
-        """Add a collective of payloads to the table; there is no table if it does not know the collective."""
-        sources = operations()[op].payload_sources(move)
-        if sources is None:
-            self._builder = f"{op} of payloads"
-        elif isinstance(self._builder, TableBuilder):
-            self._builder.move(op, move, sources, nbytes)
+        if self._builder is not None:
+            self._builder.update(pairs, [partial(one, number) for number in range(len(pairs))])
+        return lambda bucket: itertools.chain.from_iterable(one(number, bucket) for number in range(len(pairs)))
 
     def _take(self, compilation: Compilation, position: int) -> list[ProgramStep]:
         """The steps of one tensor for a step of the route."""
@@ -321,7 +288,7 @@ class BucketProgram:
         def one(number: int, bucket: BucketRun) -> Progress:
             return bucket.tensors[number].encode(*pairs[number])
 
-        if isinstance(self._builder, TableBuilder):
+        if self._builder is not None:
             self._builder.encode(whole.nbytes, pairs, [partial(one, number) for number in range(len(pairs))])
         return run
 
@@ -340,106 +307,11 @@ class BucketProgram:
             tensor.data.payload = bucket.data.payload
             return tensor.decode(*pairs[number])
 
-        if isinstance(self._builder, TableBuilder):
+        if self._builder is not None:
             self._builder.decode(pairs, [partial(one, number) for number in range(len(pairs))])
         return run
-
-    def _dense(self, op: str, moves: Sequence[MoveStep]) -> Stage:
-        """A collective on dense tensors: through the window for all at once, where the operation is known there."""
-        transport = self._transport
-        apart = [operations()[op].bind(transport, step.move) for step in moves]
-        joint = self._joint_regions(op, moves)
-        if joint is None:
-            return lambda run: _in_step(transport, apart, run)
-        group, divisor = moves[0].move.group, moves[0].move.reduce_op.divisor
-
-        def by_window(window: SharedWindow, bucket: BucketRun) -> None:
-            arrays = [tensor.data.x for tensor in bucket.tensors]
-            if op == "allgather":
-                window.allgather_joint(arrays, joint)
-            else:
-                window.reduce_scatter_joint(arrays, joint, divisor)
-
-        return window_or_messages(
-            transport, group, lambda bucket: bucket.tensors[0].data.x, by_window, partial(_in_step, transport, apart)
-        )
-
-    def _joint_regions(self, op: str, moves: Sequence[MoveStep]) -> JointRegions | None:
-        if op == "allgather":
-            owned = [step.move.before for step in moves]
-        elif op == "reduce_scatter":
-            owned = [tuple(operations()[op].advance(step.move.context, step.move.before)) for step in moves]
-        else:
-            return None
-        return JointRegions.of([[(r.start, r.stop) for r in regions if isinstance(r, Dense)] for regions in owned])
 
 
 def _of(taken: Sequence[Sequence[ProgramStep]], kind: type[P]) -> list[P]:
     """The steps of a kind, of which each tensor has one or none."""
     return [step for steps in taken for step in steps if isinstance(step, kind)]
-
-
-def _in_turn(stages: Sequence[Stage]) -> Stage:
-    """Stages as one; each is asked for when the one before has ended."""
-    return stages[0] if len(stages) == 1 else lambda run: itertools.chain.from_iterable(act(run) for act in stages)
-
-
-def _in_step(transport: Transport, actions: Sequence[Action], run: BucketRun) -> Progress:
-    """Run a collective of each tensor, all of them in the same progress steps; each has scratch memory of its own."""
-    kinds = [("in step", tensor.data.x.size.bit_length()) for tensor in run.tensors]  # many, of very different sizes
-    spaces = [transport.borrow(kind) for kind in kinds]
-    data = [replace(tensor.data, workspace=space, saturated=0) for tensor, space in zip(run.tensors, spaces)]
-    left = [action(one) for action, one in zip(actions, data)]
-    while left := [progress for progress in left if next(progress, DONE) is not DONE]:
-        yield
-    for tensor, one, space, kind in zip(run.tensors, data, spaces, kinds):
-        tensor.data.saturated += one.saturated
-        transport.give_back(space, kind)
-
-
-@dataclass(frozen=True)
-class _Recorded:
-    """Records a collective of a bucket as one of each tensor.
-
-    Every tensor has the time from the first progress step to the last one. Of what was sent and of the time in which
-    the rank only waited, each has the share that its own bytes are of all.
-    """
-
-    transport: Transport
-    moves: Sequence[MoveStep]
-
-    @property
-    def nbytes(self) -> list[int]:
-        """The bytes that each tensor sends."""
-        return [operations()[step.op].sent(step.move) for step in self.moves]
-
-    def of(self, stage: Stage) -> Stage:
-        """The same stage, recorded."""
-        op, level, nbytes = self.moves[0].op, self.moves[0].move.context.level, self.nbytes
-        what = f"{op}@{level}"
-
-        def run(bucket: BucketRun) -> Progress:
-            transport, progress, first = self.transport, stage(bucket), time.perf_counter()
-            intra = inter = 0
-            going = True
-            while going:
-                start, before, waited = time.perf_counter(), transport.sent, transport.waiter.waited
-                going = next(progress, DONE) is not DONE
-                after, waited = transport.sent, transport.waiter.waited - waited
-                intra, inter = intra + after["intra"] - before["intra"], inter + after["inter"] - before["inter"]
-                if waited > 0:
-                    for log, (a, b) in zip(bucket.logs, shares(waited, nbytes)):
-                        log.add("wait", start + a, start + b, what, level)
-                if going:
-                    yield
-            stop = time.perf_counter()
-            sent = zip(_whole_shares(intra, nbytes), _whole_shares(inter, nbytes))
-            for log, (inside, between) in zip(bucket.logs, sent):
-                log.add("wire", first, stop, what, level, inside, between)
-
-        return run
-
-
-def _whole_shares(total: int, weights: Sequence[int]) -> list[int]:
-    """A number cut in proportion to weights, in whole numbers."""
-    return [round(b) - round(a) for a, b in shares(total, weights)]

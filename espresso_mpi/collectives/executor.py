@@ -219,7 +219,7 @@ class Program:
             return f"{EXECUTOR}=python"
         if compressor is None and self._dtype != "float32":
             return f"a dense tensor of {self._dtype}"
-        table = segment_table(transport, self._segments[number], self._compressor_at)
+        table = segment_table(transport, self._segments[number], self._compressor_at, self.n)
         return table if isinstance(table, str) else TableRunner(table, transport, [self.n])
 
     def _compressor_at(self, point: int) -> Compressor:

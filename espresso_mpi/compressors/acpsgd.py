@@ -28,6 +28,7 @@ from .kernels.cpu.lowrank_entries import START
 from .optional import Keeps
 from .registry import register
 
+
 @register
 @dataclass(frozen=True)
 class ACPSGD(LowRank):

@@ -208,9 +208,7 @@ class Kept(Rounded):
         form, calls = self._form(n)
         scratch = choice.scratch + (kept_entries.scratch_to_store(self.count(n)) if calls else 0)
         numbers, told = (*choice.before, *form, *choice.numbers), bool(choice.before)
-        return KernelCall(
-            choice.entry, numbers, calls=calls, state=choice.state, scratch=scratch, circumstances=told
-        )
+        return KernelCall(choice.entry, numbers, calls=calls, state=choice.state, scratch=scratch, circumstances=told)
 
     def decoder(self, n: int) -> KernelCall | None:
         if not n:

@@ -240,8 +240,7 @@ def _are_small(together: Sequence[Bucket]) -> bool:
     """Whether these are compressed tensors of a small size in all, which travel as they are."""
     if not all(bucket.shares is not None and bucket.dtype == "float32" for bucket in together):
         return False
-    summed = any(bucket.strategy.route.sums_payloads for bucket in together)
-    return not summed and 4 * sum(bucket.size for bucket in together) <= _LARGEST
+    return 4 * sum(bucket.size for bucket in together) <= _LARGEST
 
 
 def _is_settled(bucket: Bucket) -> bool:

@@ -29,7 +29,7 @@ from .waiting import Waiter
 from .window_kernels import WindowKernels, require_read
 from .window_places import ALIGN as _ALIGN
 from .window_places import CHUNK as _CHUNK
-from .window_places import SLOT
+from .window_places import SLOT, SUMS_AT
 
 if TYPE_CHECKING:
     from ..data.transfers import Transfer
@@ -78,7 +78,7 @@ class SharedWindow(WindowKernels):
         memory = np.asarray(self._win.Shared_query(0)[0]).view(np.uint8)
         memory = memory[-memory.ctypes.data % _PAGE :]  # the same on every rank: maps begin at pages
         self._flags, self._memory = memory[:flags].view(np.int64), memory[flags : size - _PAGE]
-        self._known: dict[tuple[np.dtype[Any], int, bool], _Rows] = {}
+        self._known: dict[tuple[np.dtype[Any], int, int], _Rows] = {}
         self._sums: dict[tuple[np.dtype[Any], How], AgreedSums] = {}
         self._epoch = self._uses = 0
         self.bytes_sent, self.arrays = 0, SharedArrays(local)
@@ -202,7 +202,7 @@ class SharedWindow(WindowKernels):
             out: flat uint8 with equal room for every member, which receives its bytes at the start of it.
             sizes: int64 of shape (members,); receives their lengths.
         """
-        half, rows = self._uses % 2, self._rows(_BYTE, small=True)
+        half, rows = self._uses % 2, self._rows(_BYTE, 0)
         self.bytes_sent += mine.size * (self._count - 1)
         room = out.size // self._count
         self._run(shared_memory.gather, 1, mine, out, room, sizes, rows.flat, rows.start, rows.stride, half)
@@ -239,10 +239,10 @@ class SharedWindow(WindowKernels):
 
     def _reduce_small(self, x: np.ndarray, dtype: str, reduce_op: reduction.ReduceOp) -> int:
         """Each rank sums all rows; what does not fit a slot in pieces."""
-        saturated, room = 0, SLOT // x.itemsize
+        saturated, room = 0, (SLOT - SUMS_AT) // x.itemsize
         for first in range(0, x.size, room):
             part = x[first : first + room]
-            rows = self._rows(x.dtype, small=True)
+            rows = self._rows(x.dtype, SUMS_AT)
             if reduce_op.operator != "sum":
                 rows(self._me, 0, part.size)[:] = part
                 self._barrier()
@@ -329,13 +329,13 @@ class SharedWindow(WindowKernels):
         """Elements of x a row takes at a time, in so many equal parts, each of them aligned."""
         return min(self._half, _CHUNK) // parts // x.itemsize // _ALIGN * _ALIGN
 
-    def _rows(self, dtype: np.dtype[Any], small: bool = False) -> _Rows:
-        """The rows in the half to use now; small data have a place of their own in them."""
-        key = (dtype, self._uses % 2, small)
+    def _rows(self, dtype: np.dtype[Any], at: int = SLOT) -> _Rows:
+        """The rows in the half to use now, from a byte on; small data have a place of their own, before ``SLOT``."""
+        key = (dtype, self._uses % 2, at)
         self._uses += 1
         rows = self._known.get(key)
         if rows is None:
-            start = key[1] * self._count * self._stride + (0 if small else SLOT)
+            start = key[1] * self._count * self._stride + at
             flat = self._memory.view(dtype)
             rows = self._known[key] = _Rows(flat, start // dtype.itemsize, self._stride // dtype.itemsize)
         return rows

@@ -3,7 +3,7 @@
 - ``operations``: describes a table.
 - ``building``, ``segments``, ``emission``: make a table from the steps of a program.
 - ``passes``: joins steps on the same elements into one pass over memory.
-- ``exchanges``: dense collectives by messages.
+- ``exchanges``, ``summing``: dense collectives by messages; sums of payloads and of summaries.
 - ``early``: lets messages leave before a payload is complete.
 - ``interpreter``: the function without the GIL that runs a table.
 - ``running``: runs a table in progress steps.
@@ -15,5 +15,5 @@
 
 May import: the modules of ``collectives`` that a segment needs, and the layers below them; no module that runs
 programs. A new kind of operation gets a code and a text in ``operations``, a branch in ``interpreter``, and a method in
-``building``.
+``building`` or ``summing``.
 """

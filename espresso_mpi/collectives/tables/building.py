@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any, Protocol
 
 from espresso_mpi.compressors import Compressor
@@ -13,20 +13,23 @@ from espresso_mpi.compressors.kernels.cpu import host
 from ..data.layout import Dense, Packed
 from ..data.transfers import Sources, Transfer, place, transfers
 from ..ops.base import Move
-from ..program import DecodeStep, EncodeStep
+from ..program import DecodeStep, EncodeStep, summary_sizes
 from . import passes
 from .early import with_sends
 from .emission import Emission
-from .exchanges import ROWS, Exchange, messages_of, rows_of, sum_of
 from .operations import BUFFERS, Code, Operation, OperationTable, PythonStage
 from .passes import DenseMove
 
 Act = Callable[[Any], Iterator[None]]
 
+_LINE = 64
 
-def encodes_by_address(compressor: Compressor, sizes: Sequence[int]) -> bool:
-    """Whether a table can encode parts of these sizes: the method has a kernel, and none would use several threads."""
-    return all(host.runs_serial(n) and compressor.encoder(n) is not None for n in sizes)
+
+def encodes_by_address(compressor: Compressor, packed: Packed) -> bool:
+    """Whether a table can encode these parts: the method has kernels, and none would use several threads."""
+    sizes = [part.size for part in packed.copies[0] if part.size]
+    makes = compressor.summariser if compressor.summary(max(sizes, default=1)) is not None else compressor.encoder
+    return all(host.runs_serial(n) and compressor.encoder(n) is not None and makes(n) is not None for n in sizes)
 
 
 def decodes_by_address(compressor: Compressor, sizes: Sequence[int]) -> bool:
@@ -34,6 +37,11 @@ def decodes_by_address(compressor: Compressor, sizes: Sequence[int]) -> bool:
     if compressor.finalizes and any(compressor.finalizer(n) is None for n in sizes):
         return False
     return all(host.runs_serial(n) and compressor.decoder(n) is not None for n in sizes)
+
+
+def summaries_at(nbytes: int) -> int:
+    """The byte of the first payload buffer at which summaries begin, behind a payload of so many bytes."""
+    return -(-nbytes // _LINE) * _LINE
 
 
 class Ways(Protocol):
@@ -82,11 +90,11 @@ class TableBuilder:
 
     Args:
         ways: between the ranks.
-        tensors: number of tensors.
+        sizes: elements of each tensor.
     """
 
     ways: Ways
-    tensors: int
+    sizes: Sequence[int]
     _room: list[int] = field(default_factory=lambda: [0, 0])
     _now: int = 0
     _held: int = 0
@@ -97,26 +105,32 @@ class TableBuilder:
     _encoding: slice | None = None
 
     def __post_init__(self) -> None:
-        self._to = Emission(self.tensors)
+        self._to = Emission(self.sizes)
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
     def encode(self, nbytes: int, steps: Sequence[tuple[EncodeStep, Compressor]], by_python: Sequence[Act]) -> None:
-        """Encode every tensor into the first buffer; ``by_python``: what does it where there is no kernel."""
-        self._hold(0, nbytes)
+        """Encode every tensor into the first buffer; ``by_python``: what does it where there is no kernel.
+
+        Summaries are behind the payload: those on which the ranks agree, see ``summing.SummingBuilder``.
+        """
+        sizes = [sum(summary_sizes(compressor, step.packed.copies[0])) for step, compressor in steps]
+        summaries = list(accumulate((4 * size for size in sizes), initial=summaries_at(nbytes)))
+        if any(sizes):
+            self._flush()
+        self._hold(0, summaries[-1] if any(sizes) else nbytes)
+        self._held = nbytes
         begin = len(self._to.operations)
         found, others = dict[int, list[Operation]](), list[int]()
         for tensor, (step, compressor) in enumerate(steps):
-            if encodes_by_address(compressor, [part.size for part in step.packed.copies[0] if part.size]):
-                found[tensor] = self._to.encode(tensor, step, compressor, 0)
+            if encodes_by_address(compressor, step.packed):
+                found[tensor] = self._to.encode(tensor, step, compressor, 0, summaries[tensor])
             else:
                 others.append(tensor)
         whats = {tensor: f"encode@{steps[tensor][0].device}" for tensor in found}
         done = self._encode_in_pass({tensor: own for tensor, own in found.items() if own}, whats)
         for tensor in sorted(found.keys() - done):
-            first = self._to.mark()
-            self._to.operations += found[tensor]
-            self._to.span("encode", tensor, first, self._to.mark(), whats[tensor])
+            self._to.work("encode", tensor, found[tensor], whats[tensor])
         self._encoding = None if others else slice(begin, len(self._to.operations))
         for tensor in others:
             self.python(by_python[tensor], f"encode {steps[tensor][1]} of tensor {tensor}")
@@ -162,27 +176,6 @@ class TableBuilder:
             self._flush()
             self._waiting = move
 
-    def exchange(self, op: str, move: Move, exchanges: Sequence[Exchange | None], at_once: bool) -> None:
-        """A collective on the only tensor, by messages; ``at_once``: no other work runs meanwhile."""
-        self._flush()
-        first, sent = self._to.mark(), [0, 0]
-        for exchange in exchanges:
-            if exchange is None:
-                self._await(0, at_once)
-                continue
-            self._room[ROWS] = max(self._room[ROWS], rows_of(exchange, move))
-            started = list[Operation]()
-            for m in messages_of(exchange, move):
-                rank = move.group[m.member]
-                started += self._message(m.code, rank, m.buffer, m.offset, m.nbytes)
-                sent[rank not in self.ways.node] += m.nbytes if m.code == Code.SEND else 0
-            self._to.operations += started
-            self._await(len(started), at_once)
-            if exchange.total.size:
-                self._to.operations.append(sum_of(exchange, move, self._to.divisor(move.reduce_op.divisor)))
-        self._posted = [before + new for before, new in zip(self._posted, sent)]
-        self._to.shared(op, move.context.level, (first, self._to.mark()), (sent[0], sent[1]), [1])
-
     def _allgather(self, move: DenseMove) -> None:
         waiting = self._waiting
         decodes = dict[int, list[list[Operation]]]()
@@ -198,10 +191,12 @@ class TableBuilder:
             self._spans_of(waiting, decodes, marks)
         self._count_shown(move, (marks[-2], marks[-1]))
 
-    def python(self, act: Act, what: str, payload: bool = False) -> None:
-        """Let Python do something; ``payload``: it reads the payload."""
+    def python(
+        self, act: Act, what: str, payload: bool = False, summary: tuple[int, int] | None = None
+    ) -> None:  # fmt: skip
+        """Let Python do something; ``payload``: it reads the payload; ``summary``: as of ``PythonStage``."""
         self._flush()
-        stage = PythonStage(act, what, self._now, self._held if payload else None)
+        stage = PythonStage(act, what, self._now, self._held if payload else None, summary)
         self._to.operations.append(Operation(Code.PYTHON, len(self._to.stages)))
         self._to.stages.append(stage)
 
@@ -295,9 +290,7 @@ class TableBuilder:
         if region.size and compressor.finalizes:
             rest.append(self._to.finalize(tensor, region, compressor))
         if len({tuple((o.at, o.size) for o in copy) for copy in decoded}) > 1 or not any(copies):
-            first = self._to.mark()
-            self._to.operations += [*chain(*decoded), *rest]
-            self._to.span("decode", tensor, first, self._to.mark(), f"decode@{step.device}")
+            self._to.work("decode", tensor, [*chain(*decoded), *rest], f"decode@{step.device}")
             return None
         return [[*part, *(one.cut(part[0].at, part[0].at + part[0].size) for one in rest)] for part in zip(*decoded)]
 

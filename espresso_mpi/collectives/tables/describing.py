@@ -62,7 +62,7 @@ def table_of(ways: DescribedWays, route: Route, compressor: Compressor | None, n
         assert compressor is not None, "a route that encodes needs a compressor"
         return compressor.second_pass() if point else compressor
 
-    return segment_table(ways, [(step, _nothing) for step in steps], compressor_at)
+    return segment_table(ways, [(step, _nothing) for step in steps], compressor_at, n)
 
 
 def _nothing(segment: Any) -> Iterator[None]:

@@ -12,7 +12,8 @@ from espresso_mpi.tracing.recording import Kind
 
 from ..data import reduction
 from ..data.layout import Dense, Part
-from ..program import EncodeStep
+from ..job import ALL_RANKS
+from ..program import EncodeStep, SummaryStep, UpdateStep
 from .operations import (
     BUFFERS,
     NOWHERE,
@@ -35,39 +36,42 @@ class Emission:
     """Collects operations.
 
     Args:
-        tensors: number of tensors.
+        sizes: elements of each tensor.
 
     Attributes:
         reached: members of the node whose memory is read.
     """
 
-    tensors: int
+    sizes: Sequence[int]
     reached: int = 0
     operations: list[Operation] = field(default_factory=list)
     spans: list[OperationSpan] = field(default_factory=list)
     stages: list[PythonStage] = field(default_factory=list)
     _parameters: list[float | HasAddress] = field(default_factory=list)
     _kept: list[KeptMemory] = field(default_factory=list)
+    _residuals: dict[tuple[int, int], int] = field(default_factory=dict)
     _drawn: list[Drawn] = field(default_factory=list)
     _marks: int = 0
     _in_tiles: bool = False
 
     def table(self, buffers: tuple[int, int], messages: int, window: int, posted: tuple[int, int]) -> OperationTable:
         """What was collected. Places are numbered now that all are known: residuals follow the tensors, then keys."""
-        residuals = BUFFERS + self.tensors
+        tensors = len(self.sizes)
+        residuals = BUFFERS + tensors
         there = residuals + len(self._kept)
-        keys, values = there + places_reached(self.reached, self.tensors), -(-self._scratch() // _LINE) * _LINE
+        keys, values = there + places_reached(self.reached, tensors), -(-self._scratch() // _LINE) * _LINE
         placed = [
-            replace(o, kept=_after(residuals, o.kept), state=_after(residuals, o.state), key=_after(keys, o.key))
+            replace(o, kept=_after(residuals, o.kept), state=_after(residuals, o.state),
+                    listed=_after(residuals, o.listed), key=_after(keys, o.key))
             for o in self.operations
-        ]
+        ]  # fmt: skip
         placed = [replace(o, other=there, offset=values) if o.code in _REACHING else o for o in placed]
         rows = self.reached * max((o.nbytes for o in placed if o.code == Code.REACH), default=0)
         work = values + rows
         end = work + max((o.call.scratch for o in placed if o.call is not None), default=0)
         placed = [replace(o, work=work) if o.call is not None else o for o in placed]
         return OperationTable(
-            tuple(placed), self.tensors, tuple(self._kept), tuple(self._drawn), tuple(self._parameters),
+            tuple(placed), tensors, tuple(self._kept), tuple(self._drawn), tuple(self._parameters),
             tuple(self.spans), self._marks, tuple(self.stages), (*buffers, end), messages, window, posted,
             self.reached,
         )  # fmt: skip
@@ -84,31 +88,82 @@ class Emission:
 
     # --- operations on values -----------------------------------------------------------------------------------------
 
-    def encode(self, tensor: int, step: EncodeStep, compressor: Compressor, buffer: int) -> list[Operation]:
-        """The encodes of a tensor, one for each part that is not empty; its residual is noted."""
+    def encode(
+        self, tensor: int, step: EncodeStep, compressor: Compressor, buffer: int, summary: int = NOWHERE
+    ) -> list[Operation]:
+        """The encodes of a tensor, one for each part that is not empty; its residual is noted.
+
+        Args:
+            summary: the byte of the buffer at which its summaries begin. If the ranks do not agree on them, each is
+                made just before its encode.
+        """
         if not step.region.size:
             return []
-        self._kept.append(KeptMemory(tensor, step.point, step.region, step.weight))
-        kept = len(self._kept) - 1
-        parts = [part for part in step.packed.copies[0] if part.size]
-        return [self._encode(tensor, part, step, compressor, buffer, kept) for part in parts]
+        kept = self._residual(KeptMemory(tensor, step.point, step.region, step.weight))
+        found = list[Operation]()
+        for part in (part for part in step.packed.copies[0] if part.size):
+            call, makes = compressor.encoder(part.size), compressor.summariser(part.size)
+            assert call is not None
+            if makes is not None and not step.agreed:
+                found.append(self._of_part(Code.SUMMARISE, makes, tensor, part, step, buffer, kept, summary))
+            found.append(self._of_part(Code.ENCODE, call, tensor, part, step, buffer, kept, summary))
+            summary += 4 * call.summary
+        return found
 
-    def _encode(
-        self, tensor: int, part: Part, step: EncodeStep, compressor: Compressor, buffer: int, kept: int
-    ) -> Operation:
-        call = compressor.encoder(part.size)
-        assert call is not None
-        key = NOWHERE
-        if call.draws:
-            key = len(self._drawn)
-            self._drawn.append(Drawn(tensor, step.point, part.start, step.who))
-        state = NOWHERE
+    def summarise(
+        self, tensor: int, step: SummaryStep, compressor: Compressor, buffer: int, summary: int
+    ) -> list[Operation]:  # fmt: skip
+        """The summaries of a tensor, as the encodes of ``encode``."""
+        if not step.region.size:
+            return []
+        kept, found = self._residual(KeptMemory(tensor, step.point, step.region)), list[Operation]()
+        for part in (part for part in step.packed.copies[0] if part.size):
+            call = compressor.summariser(part.size)
+            assert call is not None
+            found.append(self._of_part(Code.SUMMARISE, call, tensor, part, step, buffer, kept, summary))
+            summary += 4 * call.summary
+        return found
+
+    def update(self, tensor: int, step: UpdateStep, compressor: Compressor, buffer: int) -> list[Operation]:
+        """What keeps something of the summed payloads of a tensor."""
+        found = list[Operation]()
+        for part in (part for copy in step.packed.copies for part in copy if part.size):
+            call = compressor.updater(part.size)
+            assert call is not None
+            found.append(self._of_part(Code.UPDATE, call, tensor, part, step, buffer))
+        return found
+
+    def _residual(self, kept: KeptMemory) -> int:
+        """Where a residual is among what is kept; the weight of the last call counts."""
+        number = self._residuals.setdefault((kept.tensor, kept.point), len(self._kept))
+        self._kept[number : number + 1] = [kept]
+        return number
+
+    def _of_part(
+        self, code: Code, call: KernelCall, tensor: int, part: Part, step: EncodeStep | SummaryStep | UpdateStep,
+        buffer: int, kept: int = NOWHERE, summary: int = NOWHERE,
+    ) -> Operation:  # fmt: skip
+        """A kernel for a part of a tensor and its payload."""
+        key, state, listed, first = NOWHERE, NOWHERE, NOWHERE, 0
+        if not isinstance(step, UpdateStep):
+            first = step.region.start
+            if call.draws or call.shares:
+                key = len(self._drawn)
+                self._drawn.append(Drawn(tensor, step.point, part.start, ALL_RANKS if call.shares else step.who))
+        region = Dense(part.start, part.start + part.size)
         if call.state:
-            state, region = len(self._kept), Dense(part.start, part.start + part.size)
+            state = len(self._kept)
             self._kept.append(KeptMemory(tensor, step.point, region, state=call.state))
+        if call.listed:
+            listed = len(self._kept)
+            self._kept += [KeptMemory(tensor, step.point, region, later=True)] if call.summary else []
+            self._kept += [KeptMemory(tensor, step.point, region, state=name, size=n) for name, n in call.states]
+        ranks = step.ranks if isinstance(step, EncodeStep) else 1
+        circumstances = [float(ranks), part.size / self.sizes[tensor]] if call.circumstances else []
         return Operation(
-            Code.ENCODE, BUFFERS + tensor, part.start, part.size, buffer, part.offset, part.nbytes, kept,
-            part.start - step.region.start, key, self._parameters_of(call), call=call, whole=part.size, state=state,
+            code, BUFFERS + tensor, part.start, part.size, buffer, part.offset, part.nbytes, kept,
+            part.start - first, key, self._place([*circumstances, *call.passed]), call=call, whole=part.size,
+            state=state, listed=listed, summary=summary if call.summary else NOWHERE,
         )  # fmt: skip
 
     def decode(self, code: Code, tensor: int, part: Part, compressor: Compressor, buffer: int) -> Operation:
@@ -190,6 +245,12 @@ class Emission:
     def span(self, kind: Kind, tensor: int, first: int, last: int, what: str) -> None:
         """Record the time between two marks."""
         self.spans.append(OperationSpan(kind, tensor, first, last, what))
+
+    def work(self, kind: Kind, tensor: int, operations: Sequence[Operation], what: str) -> None:
+        """Collect operations, and record their time."""
+        first = self.mark()
+        self.operations += operations
+        self.span(kind, tensor, first, self.mark(), what)
 
     def shared(
         self, op: str, level: str, marks: tuple[int, int], sent: tuple[int, int], weights: Sequence[int]

@@ -13,8 +13,25 @@ from ..ops.base import Move, operations
 from .operations import BUFFERS, Code, Operation
 
 _FLOAT = 4
-ROWS = 0
-"""The payload buffer that receives what is summed."""
+
+
+@dataclass(frozen=True)
+class Values:
+    """Values of float32 that a collective sums or copies.
+
+    Attributes:
+        place, start: the place of their memory, and the number of the first one in it.
+        rows, rows_at: the payload buffer that receives what is summed, and from which byte on.
+    """
+
+    place: int
+    start: int = 0
+    rows: int = 0
+    rows_at: int = 0
+
+
+TENSOR = Values(BUFFERS)
+"""The only tensor of a table."""
 
 
 @dataclass(frozen=True)
@@ -83,15 +100,15 @@ class Message:
     nbytes: int
 
 
-def messages_of(exchange: Exchange, move: Move) -> Iterator[Message]:
+def messages_of(exchange: Exchange, move: Move, values: Values = TENSOR) -> Iterator[Message]:
     """What a rank receives, then what it sends, as ``Transport.post`` orders them."""
     own = exchange.total.size * _FLOAT
     for j in move.others if own else ():
-        yield Message(Code.RECEIVE, j, ROWS, j * own, own)
-    for j, region in exchange.receives:
-        yield Message(Code.RECEIVE, j, BUFFERS, region.start * _FLOAT, region.size * _FLOAT)
-    for j, region in exchange.sends:
-        yield Message(Code.SEND, j, BUFFERS, region.start * _FLOAT, region.size * _FLOAT)
+        yield Message(Code.RECEIVE, j, values.rows, values.rows_at + j * own, own)
+    for code, regions in ((Code.RECEIVE, exchange.receives), (Code.SEND, exchange.sends)):
+        for j, region in regions:
+            first = (values.start + region.start) * _FLOAT
+            yield Message(code, j, values.place, first, region.size * _FLOAT)
 
 
 def rows_of(exchange: Exchange, move: Move) -> int:
@@ -99,10 +116,10 @@ def rows_of(exchange: Exchange, move: Move) -> int:
     return exchange.total.size * _FLOAT * len(move.group)
 
 
-def sum_of(exchange: Exchange, move: Move, divisor: int) -> Operation:
+def sum_of(exchange: Exchange, move: Move, divisor: int, values: Values = TENSOR) -> Operation:
     """The sum of an exchange, divided; ``divisor``: the number of the parameters."""
     total = exchange.total
     return Operation(
-        Code.SUM_RECEIVED, BUFFERS, total.start, total.size, ROWS, 0, rows_of(exchange, move), number=divisor,
-        first=move.index, whole=len(move.group),
+        Code.SUM_RECEIVED, values.place, values.start + total.start, total.size, values.rows, values.rows_at,
+        rows_of(exchange, move), number=divisor, first=move.index, whole=len(move.group),
     )  # fmt: skip

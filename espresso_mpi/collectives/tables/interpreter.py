@@ -63,6 +63,10 @@ def _call(row, tile, x, size, parameters, places, state):  # type: ignore[no-unt
     adding, at, first = np.int64(row[0] == _ADD), parameters.ctypes.data + 8 * row[10], row[13] + tile
     if row[16] >= 0:
         its_state = places[row[16]] + 4 * first
+    if row[18] >= 0:
+        its_state = places.ctypes.data + 8 * row[18]
+        if row[19] >= 0:
+            places[row[18]] = places[row[4]] + row[19]
     work = places[SCRATCH] + row[17]
     cut = entries.call(row[12], x, size, payload, kept, its_state, work, key, adding, at, first, row[14])
     state[STATE + row[1] - BUFFERS] += cut

@@ -34,28 +34,30 @@ class Code(IntEnum):
     DECODE = 1
     ADD = 2
     FINALIZE = 3
-    DIVIDE = 4
-    SUM = 5
-    WRITE = 6
-    READ = 7
-    REACH = 8
-    FETCH = 9
-    LAP = 10
-    TILES = 11
-    COPY = 12
-    SHOW = 13
-    MEET = 14
-    TAKE = 15
-    SEND = 16
-    RECEIVE = 17
-    WAIT = 18
-    MARK = 19
-    STACK = 20
-    YIELD = 21
-    SUM_RECEIVED = 22
-    OFFER = 23
-    LEARN = 24
-    PYTHON = 25
+    SUMMARISE = 4
+    UPDATE = 5
+    DIVIDE = 6
+    SUM = 7
+    WRITE = 8
+    READ = 9
+    REACH = 10
+    FETCH = 11
+    LAP = 12
+    TILES = 13
+    COPY = 14
+    SHOW = 15
+    MEET = 16
+    TAKE = 17
+    SEND = 18
+    RECEIVE = 19
+    WAIT = 20
+    MARK = 21
+    STACK = 22
+    YIELD = 23
+    SUM_RECEIVED = 24
+    OFFER = 25
+    LEARN = 26
+    PYTHON = 27
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,9 @@ class Operation:
         kept, kept_at: place of the residual, and the element of it that belongs to the first one.
         key: place of the key.
         state: place of the state that the kernel gets; work: where in the scratch memory that of the kernel begins.
-        number: of ENCODE, DECODE, ADD and FINALIZE: where the parameters begin; of DIVIDE and of sums: where the
+        listed: place from which on the list of addresses is that the kernel gets in place of a state; summary: byte of
+            the buffer at which the summary begins, the first of them.
+        number: of operations that call a kernel: where its parameters begin; of DIVIDE and of sums: where the
             divisor is; of COPY: the other buffer; of TAKE, READ, FETCH, SEND and RECEIVE: the rank; of WAIT: the number
             of messages; of LAP: 1 at the end and -1 at the beginning; of TILES: elements of one.
         other: of COPY and TAKE: the byte in the source; of SUM, WRITE and READ: the byte in the row; of REACH, FETCH
@@ -104,6 +108,8 @@ class Operation:
     scratch: bool = False
     state: int = NOWHERE
     work: int = 0
+    listed: int = NOWHERE
+    summary: int = NOWHERE
 
     @property
     def row(self) -> tuple[int, ...]:
@@ -112,7 +118,7 @@ class Operation:
         return (
             self.code, self.tensor, self.at, self.size, self.buffer, self.offset, self.nbytes,
             self.kept, self.kept_at, self.key, self.number, self.other, address, self.first, self.whole, self.scratch,
-            self.state, self.work,
+            self.state, self.work, self.listed, self.summary,
         )  # fmt: skip
 
     @property
@@ -143,11 +149,14 @@ class Operation:
         source = f"[{self.other}:{self.other + self.nbytes}]"
         kept = f" + residual at place {self.kept}" if self.kept != NOWHERE else ""
         state = f" + state at place {self.state}" if self.state != NOWHERE else ""
+        summary = f"{_memory(self.buffer)} [{self.summary}:]"
         return {
-            Code.ENCODE: f"{elements}{kept}{state} -> {payload}",
+            Code.ENCODE: f"{elements}{kept}{state}{f', {summary}' if self.summary != NOWHERE else ''} -> {payload}",
             Code.DECODE: f"{payload} -> {elements}",
             Code.ADD: f"{payload} + {elements}",
             Code.FINALIZE: f"{elements} finalized",
+            Code.SUMMARISE: f"{elements}{kept} -> {summary}",
+            Code.UPDATE: f"{payload} -> states from place {self.listed} on",
             Code.DIVIDE: elements,
             Code.SUM: f"{elements} + {in_row} of the other rows, divided",
             Code.WRITE: f"{elements} -> own row {in_row}",
@@ -182,7 +191,8 @@ def _memory(place: int) -> str:
 class KeptMemory:
     """A residual that a table needs: of which tensor, encode point and region, and its weight in the mean.
 
-    With a name as ``state`` it is what the compressor keeps by this name.
+    With a name as ``state`` it is what the compressor keeps by this name: as many elements as the region, or ``size``.
+    With ``later`` it is no memory, but the place of an address that the table sets.
     """
 
     tensor: int
@@ -190,6 +200,8 @@ class KeptMemory:
     region: Dense
     weight: float = 0.0
     state: str = ""
+    size: int = 0
+    later: bool = False
 
 
 @dataclass(frozen=True)
@@ -234,12 +246,14 @@ class PythonStage:
         act: gets what runs, a segment or a bucket; returns its progress.
         what: in words.
         buffer, nbytes: where the payload is before; ``nbytes`` None: it needs none.
+        summary: (byte, elements) of the summaries in the first payload buffer; None: it needs none.
     """
 
     act: Callable[[Any], Iterator[None]]
     what: str
     buffer: int = 0
     nbytes: int | None = None
+    summary: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)

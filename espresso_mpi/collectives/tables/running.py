@@ -143,6 +143,10 @@ class TableRunner:
             subject = subject or run.subject(workspace)
             if stage.nbytes is not None:  # a rank may have none of the data, and 0 bytes
                 subject.data.payload = workspace.payload_buffer(stage.buffer, stage.nbytes)
+            if stage.summary is not None:
+                first, size = stage.summary
+                memory = workspace.payload_buffer(0, first + 4 * size)
+                subject.data.summary = memory[first:].view(np.float32)
             yield from stage.act(subject)
         active.record()
         if subject is not None:
@@ -223,10 +227,12 @@ def kept_arrays(runner: TableRunner, arrays: Sequence[Any], jobs: Sequence[Job])
 
 def _array_of(kept: KeptMemory, job: Job, x: Any, n: int) -> np.ndarray | None:
     region, residuals = kept.region, Residuals(job, n)
+    if kept.later:
+        return None
     if kept.state:
-        own = residuals.own(kept.point, region.start, region.stop)
-        state = Context(state=own).kept(kept.state, region.size, x)
-        check_array(kept.state, state, np.float32, region.size, "cpu")
+        size = kept.size or region.size
+        state = Context(state=residuals.own(kept.point, region.start, region.stop)).kept(kept.state, size, x)
+        check_array(kept.state, state, np.float32, size, "cpu")
         return state
     key = residuals.prefix(kept.point, region.start, region.stop) + "residual"
     job.weights[key] = kept.weight

@@ -10,10 +10,11 @@ from espresso_mpi.compressors import Compressor
 from ..data.layout import Dense, Packed
 from ..ops.base import operations
 from ..program import DecodeStep, EncodeStep, IdleStep, MoveStep, ProgramStep, SummaryStep, UpdateStep
-from .building import TableBuilder, Ways
+from .building import Act, Ways
 from .exchanges import exchanges_of
 from .operations import Code, OperationTable
 from .passes import DenseMove
+from .summing import SummingBuilder
 
 _WITHOUT_WORK = (Code.PYTHON, Code.YIELD, Code.MARK)
 
@@ -21,24 +22,34 @@ Bound = tuple[ProgramStep, Callable[[Any], Iterator[None]]]
 """A step, and what runs it in Python, given a ``SegmentRun``."""
 
 
-def segment_table(ways: Ways, steps: Sequence[Bound], compressor: Callable[[int], Compressor]) -> OperationTable | str:
+def segment_table(
+    ways: Ways, steps: Sequence[Bound], compressor: Callable[[int], Compressor], n: int
+) -> OperationTable | str:
     """The table of a segment, or why there is none: a step needs what tables do not have.
 
     Args:
         compressor: returns that of an encode point.
+        n: elements of the tensor.
     """
     found = next((why for step, _ in steps if (why := obstacle_of(step))), "")
     if found:
         return found
-    builder = TableBuilder(ways, 1)
+    builder, nbytes = SummingBuilder(ways, [n]), 0
     for step, act in steps:
-        if isinstance(step, EncodeStep):
+        if isinstance(step, SummaryStep):
+            nbytes = step.packed.nbytes
+            builder.summarise(nbytes, [(step, compressor(step.point))], [_into_given(step, compressor(step.point))])
+        elif isinstance(step, EncodeStep):
             builder.encode(step.packed.nbytes, [(step, compressor(step.point))], [act])
         elif isinstance(step, DecodeStep):
             builder.decode([(step, compressor(step.point))], [act])
+        elif isinstance(step, UpdateStep):
+            builder.update([(step, compressor(step.point))], [act])
         elif isinstance(step, IdleStep):
             builder.idle(operations()[step.op].phases)
-        elif isinstance(step, MoveStep):
+        elif step.of_summary:
+            builder.agree(nbytes, step.move, act, [1])
+        else:
             _move(builder, step, act)
     table = builder.table()
     if all(operation.code in _WITHOUT_WORK for operation in table.operations):
@@ -48,26 +59,29 @@ def segment_table(ways: Ways, steps: Sequence[Bound], compressor: Callable[[int]
 
 def obstacle_of(step: ProgramStep) -> str:
     """Why a table cannot have a step, of its own or as one that Python runs; empty: it can."""
-    if isinstance(step, (SummaryStep, UpdateStep)) or (isinstance(step, EncodeStep) and step.agreed):
-        return "the method agrees on a summary, or updates from the aggregate"
-    if isinstance(step, (EncodeStep, DecodeStep)):
+    if isinstance(step, (SummaryStep, EncodeStep, DecodeStep)):
         return "" if step.device == "cpu" else "the route compresses on the GPU"
     if isinstance(step, MoveStep) and type(step) is not MoveStep:
         return "the collective copies arrays"
-    if isinstance(step, MoveStep) and _packed(step) and operations()[step.op].payload_sources(step.move) is None:
-        return f"{step.op} of payloads"
     return ""
+
+
+def _into_given(step: SummaryStep, compressor: Compressor) -> Act:
+    """Summarise into the memory that the table has for it."""
+    return lambda segment: segment.summarise(step, compressor, into=segment.data.summary)
 
 
 def _packed(step: MoveStep) -> bool:
     return isinstance(step.move.before[step.move.index], Packed)
 
 
-def _move(builder: TableBuilder, step: MoveStep, act: Callable[[Any], Iterator[None]]) -> None:
+def _move(builder: SummingBuilder, step: MoveStep, act: Act) -> None:
     if _packed(step):
         sources = operations()[step.op].payload_sources(step.move)
-        assert sources is not None
-        builder.move(step.op, step.move, sources, [1])
+        if sources is None:
+            builder.total(step.op, step.move, act, [1])
+        else:
+            builder.move(step.op, step.move, sources, [1])
         return
     dense = dense_move(builder.ways, [step], [1])
     exchanges = None if builder.ways.window_room(step.move.group) else exchanges_of(step.op, step.move)

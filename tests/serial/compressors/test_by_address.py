@@ -18,8 +18,9 @@ from espresso_mpi.compressors.topk_sampled import TopKSampled
 N, KEY, SHARED = 5003, 0x0123456789ABCDEF, 0x7EDCBA9876543210
 SPARSE = ("topk", "topk_sampled", "topk_in_chunks", "threshold", "dgc", "dct_topk")
 SUMMED = ("powersgd", "powersgd:rank=6,cols=50", "acpsgd", "acpsgd:rank=6,cols=50", "randomk", "randomk:scaled=true",
-          "thc", "thc:element=int16,levels=100,block=64", "topk_chunked", "topk_chunked:ratio=0.1,chunk=48,values=float16",
-          "count_sketch", "count_sketch:ratio=0.2,rows=3,columns=0.1")  # fmt: skip
+          "thc", "thc:element=int16,levels=100,block=64", "topk_chunked",
+          "topk_chunked:ratio=0.1,chunk=48,values=float16", "count_sketch",
+          "count_sketch:ratio=0.2,rows=3,columns=0.1")  # fmt: skip
 """Methods whose payloads are summed, with or without a summary that the ranks agree on."""
 AT_ONCE = (*SPARSE, "bound", *{spec.partition(":")[0] for spec in SUMMED})
 """Methods whose payload is made at once."""

@@ -7,11 +7,11 @@
 - ``signs``: signs and votes.
 - ``sparse``, ``sweeps``, ``samples``, ``magnitudes``, ``positions``, ``kept_entries``: the elements of largest
   magnitude, and their positions.
-- ``linear_sparse``, ``chunk_choice``, ``topk_chunked``, ``clipping``: other sparsifiers.
+- ``linear_sparse``, ``chunk_choice``, ``topk_chunked``, ``chunked_entries``, ``clipping``: other sparsifiers.
 - ``dct``: the cosine transform.
 - ``deltas``: differences of neighbours, for ``bound``.
-- ``count_sketch``: sketches.
-- ``lowrank``, ``matrices``, ``matrix_products``, ``orthonormal``: low rank.
+- ``count_sketch``, ``sketch_entries``: sketches.
+- ``lowrank``, ``lowrank_entries``, ``matrices``, ``matrix_products``, ``orthonormal``: low rank.
 - ``rotations``, ``hadamard``, ``flips``, ``codebooks``: rotations.
 
 May import: ``compressors.base``, ``checks``, ``context``, ``schedule``. To add a kernel, decorate a loop with

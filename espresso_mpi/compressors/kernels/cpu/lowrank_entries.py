@@ -26,7 +26,11 @@ START = 4
 """Float32 values before the given factor in a header of ``acpsgd``: the first is 0 if that is Q, 1 if it is P; zeros
 follow."""
 
-_project_rows, _project_columns, _outer = lowrank.project_rows.serial, lowrank.project_columns.serial, lowrank.outer.serial
+_project_rows, _project_columns, _outer = (
+    lowrank.project_rows.serial,
+    lowrank.project_columns.serial,
+    lowrank.outer.serial,
+)
 
 
 def scratch_of(m: Matrix, n: int) -> int:
@@ -71,7 +75,9 @@ def _rows_at(x, n, residual, how, q, out, work, form, subtract):  # type: ignore
         work += 4 * wide.size
     kept, how = _settled(n, residual, how, work)
     subtract = subtract and residual != 0
-    _project_rows(kept, entries.floats(x, n), how, q, wide, entries.floats(out, rank * rows), rows, cols, rank, subtract)
+    _project_rows(
+        kept, entries.floats(x, n), how, q, wide, entries.floats(out, rank * rows), rows, cols, rank, subtract
+    )
 
 
 @host.inline

@@ -1,0 +1,200 @@
+"""Sums in tables: of the tensor by messages, of payloads, and of the summaries on which ranks agree before they encode.
+
+Sums of float32 that fit a slot of the shared window, or that pass in messages, are operations of the table. Python does
+the other ones, each in one call of a kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate
+
+from espresso_mpi.compressors import Compressor
+from espresso_mpi.compressors.kernels.cpu import host
+
+from ..data.layout import Dense, Packed
+from ..messages.sum_calls import SMALL
+from ..messages.window_places import SLOT, SUMS_AT
+from ..ops.allreduce import summed
+from ..ops.base import Move, operations
+from ..program import SummaryStep, UpdateStep, summary_sizes
+from .building import Act, TableBuilder, encodes_by_address, summaries_at
+from .exchanges import TENSOR, Exchange, Values, exchanges_of, messages_of, rows_of, sum_of
+from .operations import Code, Operation
+
+_FLOAT = 4
+
+
+class SummingBuilder(TableBuilder):
+    """A builder that also knows dense collectives by messages, summaries, sums of payloads, and updates."""
+
+    def exchange(
+        self, op: str, move: Move, exchanges: Sequence[Exchange | None], at_once: bool, values: Values = TENSOR,
+        weights: Sequence[int] = (1,),
+    ) -> None:  # fmt: skip
+        """A collective on the only tensor, by messages, or on other values.
+
+        Args:
+            at_once: no other work runs meanwhile.
+            values: what the exchanges are of.
+            weights: of the bytes that are sent, how many are each tensor's.
+        """
+        self._flush()
+        first, sent = self._to.mark(), [0, 0]
+        for exchange in exchanges:
+            if exchange is None:
+                self._await(0, at_once)
+                continue
+            rows = values.rows_at + rows_of(exchange, move)
+            self._room[values.rows] = max(self._room[values.rows], rows)
+            started = list[Operation]()
+            for m in messages_of(exchange, move, values):
+                rank = move.group[m.member]
+                started += self._message(m.code, rank, m.buffer, m.offset, m.nbytes)
+                sent[rank not in self.ways.node] += m.nbytes if m.code == Code.SEND else 0
+            self._to.operations += started
+            self._await(len(started), at_once)
+            if exchange.total.size:
+                self._to.operations.append(sum_of(exchange, move, self._to.divisor(move.reduce_op.divisor), values))
+        self._posted = [before + new for before, new in zip(self._posted, sent)]
+        self._to.shared(op, move.context.level, (first, self._to.mark()), (sent[0], sent[1]), weights)
+
+    def summarise(
+        self, nbytes: int, steps: Sequence[tuple[SummaryStep, Compressor]], by_python: Sequence[Act]
+    ) -> None:  # fmt: skip
+        """Make the summaries of all tensors, one after the other behind where a payload of ``nbytes`` will be.
+
+        Args:
+            by_python: what does it where there is no kernel; finds room for all summaries in ``data.summary``.
+        """
+        self._flush()
+        first = summaries_at(nbytes)
+        sizes = [sum(summary_sizes(compressor, step.packed.copies[0])) for step, compressor in steps]
+        edges = list(accumulate(sizes, initial=0))
+        self._hold(0, first + _FLOAT * edges[-1])
+        for tensor, (step, compressor) in enumerate(steps):
+            if encodes_by_address(compressor, step.packed):
+                made = self._to.summarise(tensor, step, compressor, 0, first + _FLOAT * edges[tensor])
+                self._to.work("encode", tensor, made, "summary")
+            else:
+                what = f"summarise {compressor} of tensor {tensor}"
+                self.python(by_python[tensor], what, summary=(first, edges[-1]))
+
+    def agree(self, nbytes: int, move: Move, by_python: Act, weights: Sequence[int]) -> None:
+        """Reduce the summaries over the ranks whose payloads will be summed.
+
+        Args:
+            nbytes: as of ``summarise``.
+            move: of all summaries, as one array.
+            by_python: does it, with ``data.summary``.
+            weights: of the bytes that are sent, how many are each tensor's.
+        """
+        self._flush()
+        whole, first = move.before[move.index], summaries_at(nbytes)
+        assert isinstance(whole, Dense)
+        if not self._sum_values("allreduce", move, [(0, whole)], first // _FLOAT, weights):
+            self.python(by_python, "allreduce of summaries", summary=(first, whole.size))
+
+    def total(self, op: str, move: Move, by_python: Act, weights: Sequence[int]) -> None:
+        """Sum the payloads of all tensors, or pass on their sum; the header of each stays.
+
+        Args:
+            move: of the payloads; their bodies are summed as one array.
+            by_python: does it, with ``data.payload``.
+            weights: as of ``agree``.
+        """
+        self._flush()
+        regions, inner = summed(move) if op == "allreduce" else ([], move)
+        total, done = sum(region.size for region in regions), False
+        if total:
+            ends = accumulate((region.size for region in regions), initial=0)
+            joined = Move(
+                inner.context, inner.group, inner.index, (Dense(0, total),) * len(inner.group), inner.dtype,
+                inner.override,
+            )  # fmt: skip
+            done = self._sum_values(op, joined, list(zip(ends, regions)), 0, weights)
+        if not done:
+            self.python(by_python, f"{op} of payloads", payload=True)
+            if op == "broadcast" and move.index != move.context.root:
+                self._now = 1 - self._now  # Python receives it into the other buffer
+        after = operations()[op].advance(move.context, move.before)[move.index]
+        assert isinstance(after, Packed)
+        self._hold(self._now, after.nbytes)
+
+    def update(self, steps: Sequence[tuple[UpdateStep, Compressor]], by_python: Sequence[Act]) -> None:
+        """Let methods keep something of the summed payloads."""
+        self._flush()
+        for tensor, (step, compressor) in enumerate(steps):
+            sizes = [part.size for copy in step.packed.copies for part in copy if part.size]
+            if not (sizes and compressor.updates):
+                continue
+            if all(host.runs_serial(n) and compressor.updater(n) is not None for n in sizes):
+                self._to.work("decode", tensor, self._to.update(tensor, step, compressor, self._now), "update")
+            else:
+                self.python(by_python[tensor], f"update {compressor} of tensor {tensor}", payload=True)
+
+    # --- sums ---------------------------------------------------------------------------------------------------------
+
+    def _sum_values(
+        self, op: str, move: Move, regions: Sequence[tuple[int, Dense]], start: int, weights: Sequence[int]
+    ) -> bool:  # fmt: skip
+        """Sum values of the payload buffer over the ranks of a group, as one array; False: Python must.
+
+        Args:
+            move: of that array.
+            regions: of the buffer, as elements behind ``start``, and where each begins in the array.
+        """
+        whole = move.before[move.index]
+        assert isinstance(whole, Dense)
+        if move.dtype != "float32" or move.reduce_op.operator != "sum" or not whole.size:
+            return False
+        if self.ways.window_room(move.group):
+            return self._sum_by_slots(op, move, regions, start, weights)
+        exchanges = exchanges_of(op, move)
+        if exchanges is None:
+            return False
+        other, joined = 1 - self._now, len(regions) > 1
+        values = Values(self._now, start + regions[0][1].start, other)
+        if joined:
+            values = Values(other, 0, other, summaries_at(_FLOAT * whole.size))
+            self._join(regions, start, to_other=True)
+        self.exchange(op, move, exchanges, False, values, weights)
+        if joined:
+            self._join(regions, start, to_other=False)
+        return True
+
+    def _join(self, regions: Sequence[tuple[int, Dense]], start: int, to_other: bool) -> None:
+        """Copy regions of the payload buffer side by side into the other one, or back."""
+        other = 1 - self._now
+        for at, region in regions:
+            inside, joined, nbytes = _FLOAT * (start + region.start), _FLOAT * at, _FLOAT * region.size
+            if to_other:
+                copy = Operation(Code.COPY, buffer=other, offset=joined, nbytes=nbytes, number=self._now, other=inside)
+            else:
+                copy = Operation(Code.COPY, buffer=self._now, offset=inside, nbytes=nbytes, number=other, other=joined)
+            self._to.operations.append(copy)
+
+    def _sum_by_slots(
+        self, op: str, move: Move, regions: Sequence[tuple[int, Dense]], start: int, weights: Sequence[int]
+    ) -> bool:  # fmt: skip
+        """As ``SharedWindow.allreduce`` for small data: each rank sums what all have in their slots."""
+        whole = move.before[move.index]
+        assert isinstance(whole, Dense)
+        if _FLOAT * whole.size > SMALL:
+            return False
+        begin, divisor = self._to.mark(), self._to.divisor(move.reduce_op.divisor)
+        first = SUMS_AT - SLOT  # a row begins behind its slot
+        writes, sums = (
+            [
+                Operation(code, self._now, start + region.start, region.size, number=divisor, other=first + _FLOAT * at)
+                for at, region in regions
+            ]
+            for code in (Code.WRITE, Code.SUM)
+        )
+        self._to.operations += [*writes, Operation(Code.MEET), *sums]
+        sent = _FLOAT * whole.size * (len(move.group) - 1)
+        self._window += sent
+        self._to.shared(op, move.context.level, (begin, self._to.mark()), (sent, 0), weights)
+        for _ in range(operations()[op].phases):
+            self._yield()
+        return True
