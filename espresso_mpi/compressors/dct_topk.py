@@ -14,7 +14,7 @@ With rounded values, chunks whose magnitudes are all below 1e-27 may be sent as 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,6 @@ from .checks import check_power_of_two
 from .context import Context
 from .kernels.cpu import chunk_choice, dct, host, kept_entries, positions
 from .registry import register
-from .schedule import settled_power
 from .topk_in_chunks import InChunks
 
 _ROUNDING = 2.0**-20
@@ -48,14 +47,12 @@ class DctTopK(InChunks):
     k: int = 8
     values: str = "fp32"
     name = "dct_topk"
+    powers_of_two = ("chunk",)
     examples = ("dct_topk:chunk=16,k=16", "dct_topk:chunk=32,k=3,values=int4")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_power_of_two(self.name, "chunk", self.chunk, 1, dct.MOST)
-
-    def at(self, step: int | None) -> DctTopK:
-        return super(DctTopK, replace(self, chunk=settled_power(self.chunk, step))).at(step)
 
     def count(self, n: int) -> int:
         return chunk_choice.count(dct.padded(n, self.chunk), self.chunk, self.k)

@@ -19,11 +19,11 @@ centroid: at most ``h² + E(|y| - m)₊² ≤ h² + 3/(16m²)``, because ``(y - 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from statistics import NormalDist
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -33,9 +33,6 @@ from .checks import check_choice, check_positive_int
 from .context import Context
 from .kernels.cpu import codebooks, host, rotations
 from .registry import register
-from .schedule import settled_power
-
-Self = TypeVar("Self", bound="Rotated")
 
 
 @dataclass(frozen=True)
@@ -51,13 +48,11 @@ class Rotated(Compressor):
 
     block: int = 1024
     scale: str = "mse"
+    powers_of_two = ("block",)
 
     def __post_init__(self) -> None:
         rotations.check_block(self.name, self.block)
         check_choice(self.name, "scale", self.scale, ("mse", "unbiased"))
-
-    def at(self: Self, step: int | None) -> Self:
-        return super(Rotated, replace(self, block=settled_power(self.block, step))).at(step)
 
     @property
     def _bits(self) -> int:

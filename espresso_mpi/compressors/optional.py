@@ -8,7 +8,7 @@ says when that is, and who asks.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
@@ -19,7 +19,7 @@ from ..errors import PayloadError
 from .by_address import KernelCall
 from .checks import check_array
 from .context import Context, Journey, Summary
-from .schedule import ParameterSchedule, settled
+from .schedule import ParameterSchedule, settled, settled_power
 from .staging import through_the_host
 
 Keeps = Mapping[str, Literal["average", "forget"]]
@@ -172,14 +172,19 @@ class KeptState:
 class Scheduled:
     """Parameters that are a ``ParameterSchedule``. Every number may be one, and these methods work for all.
 
-    Override ``at`` only if values between those of the ends need care, such as rounding to a multiple of 64. Sessions
-    and the planner ask.
+    Override ``at`` only if values between those of the ends need care, such as rounding to a multiple of 64. It returns
+    the method itself where nothing changes. Sessions and the planner ask.
     """
+
+    powers_of_two: ClassVar[Sequence[str]] = ()
+    """Names of parameters that are powers of two in every step."""
 
     def at(self: SomeScheduled, step: int | None) -> SomeScheduled:
         """This method with every scheduled parameter at its value in ``step``; None: after all schedules."""
         changes = {
-            f.name: settled(v, step) for f in fields(self) if isinstance(v := getattr(self, f.name), ParameterSchedule)
+            f.name: (settled_power if f.name in self.powers_of_two else settled)(v, step)
+            for f in fields(self)
+            if isinstance(v := getattr(self, f.name), ParameterSchedule)
         }
         return replace(self, **changes) if changes else self
 

@@ -16,7 +16,7 @@ rank's ``‖x‖²``, which is this rank's if it is alone. For Gaussian values i
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -31,7 +31,6 @@ from .kernels.cpu import entries, host, rotations
 from .kernels.cpu.flips import square_sum
 from .kernels.cpu.hadamard import transform
 from .registry import register
-from .schedule import settled_power
 
 MAGIC = 12582912.0  # 1.5 * 2**23: adding it to a small float leaves the rounded integer in the low mantissa bits
 SMALLEST_NORM = 1e-33  # of a block that is not sent as zeros: TINY / √4096 is above it
@@ -59,6 +58,7 @@ class Thc(Compressor):
     clip: float = 0.0
     element: str = "int8"
     name = "thc"
+    powers_of_two = ("block",)
     common = True
     examples = ("thc:block=64,levels=31", "thc:element=int16,levels=100", "thc:levels=1,clip=2.0")
 
@@ -67,10 +67,6 @@ class Thc(Compressor):
         check_choice("thc", "element", self.element, ("int8", "int16"))
         check_positive_int("thc", "levels", self.levels, 1, int(np.iinfo(self.element).max))
         check_number("thc", "clip", self.clip, 0, 64)
-
-    def at(self, step: int | None) -> Thc:
-        block = settled_power(self.block, step)
-        return super(Thc, replace(self, block=block)).at(step)
 
     @property
     def clipped_at(self) -> float:

@@ -3,7 +3,7 @@
 - ``operations``: describes a table.
 - ``building``, ``segments``, ``emission``: make a table from the steps of a program.
 - ``passes``: joins steps on the same elements into one pass over memory.
-- ``exchanges``, ``summing``: dense collectives by messages; sums of payloads and of summaries.
+- ``exchanges``, ``summing``, ``row_kernels``: dense collectives by messages; sums of payloads and of summaries.
 - ``early``: lets messages leave before a payload is complete.
 - ``interpreter``: the function without the GIL that runs a table.
 - ``running``: runs a table in progress steps.

@@ -172,7 +172,7 @@ class Emission:
         assert call is not None
         return Operation(
             code, BUFFERS + tensor, part.start, part.size, buffer, part.offset, part.nbytes,
-            number=self._parameters_of(call), call=call, whole=part.size,
+            number=self.parameters_of(call), call=call, whole=part.size,
         )  # fmt: skip
 
     def finalize(self, tensor: int, region: Dense, compressor: Compressor) -> Operation:
@@ -183,7 +183,7 @@ class Emission:
             raise ValueError(
                 f"{compressor}: expected a finalizer with grain 1 that needs no key, state or scratch memory"
             )
-        number, size = self._parameters_of(call), region.size
+        number, size = self.parameters_of(call), region.size
         return Operation(Code.FINALIZE, BUFFERS + tensor, region.start, size, number=number, call=call, whole=size)
 
     def divisor(self, divisor: float) -> int:
@@ -191,7 +191,8 @@ class Emission:
         exact, factor = reduction.factor_of(divisor)
         return self._place([float(exact), factor])
 
-    def _parameters_of(self, call: KernelCall) -> int:
+    def parameters_of(self, call: KernelCall) -> int:
+        """Where the parameters of a kernel begin among all."""
         return self._place(call.passed)
 
     def _place(self, parameters: Sequence[float | HasAddress]) -> int:

@@ -17,17 +17,19 @@ _FLOAT = 4
 
 @dataclass(frozen=True)
 class Values:
-    """Values of float32 that a collective sums or copies.
+    """Values that a collective sums or copies.
 
     Attributes:
-        place, start: the place of their memory, and the number of the first one in it.
+        place, start: the place of their memory, and the byte at which they begin in it.
         rows, rows_at: the payload buffer that receives what is summed, and from which byte on.
+        itemsize: bytes of one.
     """
 
     place: int
     start: int = 0
     rows: int = 0
     rows_at: int = 0
+    itemsize: int = 4
 
 
 TENSOR = Values(BUFFERS)
@@ -55,7 +57,7 @@ def exchanges_of(op: str, move: Move) -> list[Exchange | None] | None:
     None: tables do not know the collective, or its sum would use several threads.
     """
     made, region = _MADE.get(op), move.before[move.index]
-    if made is None or not isinstance(region, Dense) or move.dtype != "float32" or move.reduce_op.operator != "sum":
+    if made is None or not isinstance(region, Dense):
         return None
     return made(move) if host.runs_serial(region.size) else None
 
@@ -102,24 +104,24 @@ class Message:
 
 def messages_of(exchange: Exchange, move: Move, values: Values = TENSOR) -> Iterator[Message]:
     """What a rank receives, then what it sends, as ``Transport.post`` orders them."""
-    own = exchange.total.size * _FLOAT
+    own = exchange.total.size * values.itemsize
     for j in move.others if own else ():
         yield Message(Code.RECEIVE, j, values.rows, values.rows_at + j * own, own)
     for code, regions in ((Code.RECEIVE, exchange.receives), (Code.SEND, exchange.sends)):
         for j, region in regions:
-            first = (values.start + region.start) * _FLOAT
-            yield Message(code, j, values.place, first, region.size * _FLOAT)
+            first = values.start + region.start * values.itemsize
+            yield Message(code, j, values.place, first, region.size * values.itemsize)
 
 
-def rows_of(exchange: Exchange, move: Move) -> int:
+def rows_of(exchange: Exchange, move: Move, values: Values = TENSOR) -> int:
     """Bytes of the buffer that receives what is summed."""
-    return exchange.total.size * _FLOAT * len(move.group)
+    return exchange.total.size * values.itemsize * len(move.group)
 
 
 def sum_of(exchange: Exchange, move: Move, divisor: int, values: Values = TENSOR) -> Operation:
-    """The sum of an exchange, divided; ``divisor``: the number of the parameters."""
+    """The sum of an exchange, of float32, divided; ``divisor``: the number of the parameters."""
     total = exchange.total
     return Operation(
-        Code.SUM_RECEIVED, values.place, values.start + total.start, total.size, values.rows, values.rows_at,
+        Code.SUM_RECEIVED, values.place, values.start // _FLOAT + total.start, total.size, values.rows, values.rows_at,
         rows_of(exchange, move), number=divisor, first=move.index, whole=len(move.group),
     )  # fmt: skip

@@ -17,7 +17,7 @@ from ..messages.headers import in_row
 from ..messages.joint_reads import read_from
 from ..messages.mpi_calls import IRECV, ISEND, await_messages, start
 from ..messages.shared_memory import REFUSED, move
-from ..messages.window_places import COUNT, ME, STRIDE
+from ..messages.window_places import COUNT, ME, SLOT, STRIDE
 from .operations import BUFFERS, SCRATCH, Code
 
 GOING, YIELDED, PYTHON, AT_BARRIER, AT_MESSAGES, FAILED, HALTED, ENDED = range(8)
@@ -36,6 +36,7 @@ _REACH, _FETCH, _OFFER, _LEARN = (int(c) for c in (Code.REACH, Code.FETCH, Code.
 _LAP, _TILES, _COPY, _SHOW, _MEET = (int(c) for c in (Code.LAP, Code.TILES, Code.COPY, Code.SHOW, Code.MEET))
 _TAKE, _SEND, _RECEIVE, _WAIT = (int(c) for c in (Code.TAKE, Code.SEND, Code.RECEIVE, Code.WAIT))
 _MARK, _STACK, _YIELD, _SUM_RECEIVED = (int(c) for c in (Code.MARK, Code.STACK, Code.YIELD, Code.SUM_RECEIVED))
+_COMBINE = int(Code.COMBINE)
 
 
 _BLOCK = 2048
@@ -187,7 +188,7 @@ def _by_window(row, places, window, state):  # type: ignore[no-untyped-def]
     """Copy to the own row of the half to use next, or from another row of the half that was met in."""
     place = places[row[4]] + row[5]
     if row[0] == _SHOW:
-        move(in_row(window, state[USES] % 2, window[ME]), place, row[6])
+        move(in_row(window, state[USES] % 2, window[ME]) + row[11], place, row[6])
     else:
         move(place, in_row(window, 1 - state[USES] % 2, row[10]) + row[11], row[6])
 
@@ -202,6 +203,18 @@ def _sum_received(row, parameters, places):  # type: ignore[no-untyped-def]
     for first in range(0, size, _BLOCK):
         mine = out[first : min(size, first + _BLOCK)]
         sum_floats(mine, mine, rows, first, size, count, row[13], exact, factor)
+
+
+@host.inline
+def _combine(row, parameters, places, window, state):  # type: ignore[no-untyped-def]
+    """Elements in place of their row, and the other rows, made one; rows are in the window or in a payload buffer."""
+    rows, stride, at = places[row[4]] + row[5], row[6], parameters.ctypes.data + 8 * row[10]
+    if row[11] >= 0:
+        rows, stride = in_row(window, 1 - state[USES] % 2, 0) + row[11] - SLOT, window[STRIDE]
+    x = places[row[1]] + row[2]
+    none = np.int64(0)
+    cut = entries.call(row[12], x, row[3], rows, stride, row[14], none, row[13], none, at, none, none)
+    state[STATE] += row[8] * cut
 
 
 @host.inline
@@ -279,6 +292,8 @@ def run(rows, parameters, places, marks, flags, window, flag, mpi, state, pace):
             _mark(row, marks, state)
         elif code == _SUM_RECEIVED:
             _sum_received(row, parameters, places)
+        elif code == _COMBINE:
+            _combine(row, parameters, places, window, state)
         elif code in (_OFFER, _LEARN):
             _exchange_places(row, places, window, state)
         elif code == _YIELD:

@@ -57,7 +57,8 @@ class Code(IntEnum):
     SUM_RECEIVED = 24
     OFFER = 25
     LEARN = 26
-    PYTHON = 27
+    COMBINE = 27
+    PYTHON = 28
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,8 @@ class Operation:
             next times begin at 0, or are stacked.
         buffer, offset, nbytes: the payload: place of the buffer, and which bytes of it; of REACH: where in the scratch
             memory the elements of other ranks are put, and bytes of those of one rank at a time.
-        kept, kept_at: place of the residual, and the element of it that belongs to the first one.
+        kept, kept_at: place of the residual, and the element of it that belongs to the first one; ``kept_at`` of
+            COMBINE: 1 if the values that it cuts are counted.
         key: place of the key.
         state: place of the state that the kernel gets; work: where in the scratch memory that of the kernel begins.
         listed: place from which on the list of addresses is that the kernel gets in place of a state; summary: byte of
@@ -82,10 +84,12 @@ class Operation:
             of messages; of LAP: 1 at the end and -1 at the beginning; of TILES: elements of one.
         other: of COPY and TAKE: the byte in the source; of SUM, WRITE and READ: the byte in the row; of REACH, FETCH
             and LEARN: the place of what is known of the memory of the other ranks, see ``OperationTable.reached``.
+            of COMBINE: the byte in the row of the window, or NOWHERE: rows are in the payload buffer, ``nbytes`` apart.
         call: the kernel.
         first, whole: of ENCODE, DECODE and ADD: the number of the first element in its payload, and how many that has;
             of FINALIZE: in its region;
-            of SUM_RECEIVED: the row of the tensor's own elements, which is not read, and the number of rows; of REACH,
+            of SUM_RECEIVED and COMBINE: the row of the tensor's own elements, which is not read, and the number of
+            rows; ``at`` of COMBINE is a byte; of REACH,
             FETCH, OFFER and LEARN: ``whole`` is the number of tensors.
         scratch: the values are in scratch memory instead; a sum of those of the tensor is written to it.
     """
@@ -178,6 +182,7 @@ class Operation:
             Code.SUM_RECEIVED: f"{elements} + the other rows of {payload}, divided",
             Code.OFFER: f"where {self.whole} tensors begin -> own row",
             Code.LEARN: f"where {self.whole} tensors begin on the other ranks",
+            Code.COMBINE: f"{self.size} elements of {_memory(self.tensor)} from byte {self.at} on, with the other rows",
             Code.PYTHON: f"stage {self.tensor}",
         }[self.code]
 

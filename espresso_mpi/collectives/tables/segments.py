@@ -84,7 +84,9 @@ def _move(builder: SummingBuilder, step: MoveStep, act: Act) -> None:
             builder.move(step.op, step.move, sources, [1])
         return
     dense = dense_move(builder.ways, [step], [1])
-    exchanges = None if builder.ways.window_room(step.move.group) else exchanges_of(step.op, step.move)
+    floats = step.move.dtype == "float32" and step.move.reduce_op.operator == "sum"
+    by_messages = floats and not builder.ways.window_room(step.move.group)
+    exchanges = exchanges_of(step.op, step.move) if by_messages else None
     if dense is not None:
         builder.dense(dense)
     elif exchanges is not None:

@@ -1,13 +1,14 @@
 """Sums in tables: of the tensor by messages, of payloads, and of the summaries on which ranks agree before they encode.
 
-Sums of float32 that fit a slot of the shared window, or that pass in messages, are operations of the table. Python does
-the other ones, each in one call of a kernel.
+Sums that fit a slot of the shared window, or that pass in messages, are operations of the table. Python does the other
+ones, each in one call of a kernel.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
+from typing import Any
 
 from espresso_mpi.compressors import Compressor
 from espresso_mpi.compressors.kernels.cpu import host
@@ -20,7 +21,8 @@ from ..ops.base import Move, operations
 from ..program import SummaryStep, UpdateStep, summary_sizes
 from .building import Act, TableBuilder, encodes_by_address, summaries_at
 from .exchanges import TENSOR, Exchange, Values, exchanges_of, messages_of, rows_of, sum_of
-from .operations import Code, Operation
+from .operations import NOWHERE, Code, Operation
+from .row_kernels import kernel_of
 
 _FLOAT = 4
 
@@ -45,7 +47,7 @@ class SummingBuilder(TableBuilder):
             if exchange is None:
                 self._await(0, at_once)
                 continue
-            rows = values.rows_at + rows_of(exchange, move)
+            rows = values.rows_at + rows_of(exchange, move, values)
             self._room[values.rows] = max(self._room[values.rows], rows)
             started = list[Operation]()
             for m in messages_of(exchange, move, values):
@@ -55,7 +57,7 @@ class SummingBuilder(TableBuilder):
             self._to.operations += started
             self._await(len(started), at_once)
             if exchange.total.size:
-                self._to.operations.append(sum_of(exchange, move, self._to.divisor(move.reduce_op.divisor), values))
+                self._to.operations.append(self._sum_of(exchange, move, values))
         self._posted = [before + new for before, new in zip(self._posted, sent)]
         self._to.shared(op, move.context.level, (first, self._to.mark()), (sent[0], sent[1]), weights)
 
@@ -92,7 +94,7 @@ class SummingBuilder(TableBuilder):
         self._flush()
         whole, first = move.before[move.index], summaries_at(nbytes)
         assert isinstance(whole, Dense)
-        if not self._sum_values("allreduce", move, [(0, whole)], first // _FLOAT, weights):
+        if not self._sum_values("allreduce", move, [(0, whole)], first, weights):
             self.python(by_python, "allreduce of summaries", summary=(first, whole.size))
 
     def total(self, op: str, move: Move, by_python: Act, weights: Sequence[int]) -> None:
@@ -138,41 +140,62 @@ class SummingBuilder(TableBuilder):
     def _sum_values(
         self, op: str, move: Move, regions: Sequence[tuple[int, Dense]], start: int, weights: Sequence[int]
     ) -> bool:  # fmt: skip
-        """Sum values of the payload buffer over the ranks of a group, as one array; False: Python must.
+        """Reduce values of the payload buffer over the ranks of a group, as one array; False: Python must.
 
         Args:
             move: of that array.
-            regions: of the buffer, as elements behind ``start``, and where each begins in the array.
+            regions: of the buffer, as elements behind byte ``start``, and where each begins in the array.
         """
         whole = move.before[move.index]
         assert isinstance(whole, Dense)
-        if move.dtype != "float32" or move.reduce_op.operator != "sum" or not whole.size:
+        if not whole.size or not (_is_plain(move) or kernel_of(move.dtype, move.reduce_op)):
             return False
         if self.ways.window_room(move.group):
             return self._sum_by_slots(op, move, regions, start, weights)
         exchanges = exchanges_of(op, move)
         if exchanges is None:
             return False
-        other, joined = 1 - self._now, len(regions) > 1
-        values = Values(self._now, start + regions[0][1].start, other)
+        itemsize, other, joined = move.bytes_of(Dense(0, 1)), 1 - self._now, len(regions) > 1
+        values = Values(self._now, start + regions[0][1].start * itemsize, other, 0, itemsize)
         if joined:
-            values = Values(other, 0, other, summaries_at(_FLOAT * whole.size))
-            self._join(regions, start, to_other=True)
+            values = Values(other, 0, other, summaries_at(move.bytes_of(whole)), itemsize)
+            self._join(move, regions, start, to_other=True)
         self.exchange(op, move, exchanges, False, values, weights)
         if joined:
-            self._join(regions, start, to_other=False)
+            self._join(move, regions, start, to_other=False)
         return True
 
-    def _join(self, regions: Sequence[tuple[int, Dense]], start: int, to_other: bool) -> None:
+    def _join(self, move: Move, regions: Sequence[tuple[int, Dense]], start: int, to_other: bool) -> None:
         """Copy regions of the payload buffer side by side into the other one, or back."""
         other = 1 - self._now
         for at, region in regions:
-            inside, joined, nbytes = _FLOAT * (start + region.start), _FLOAT * at, _FLOAT * region.size
+            inside, joined = start + move.bytes_of(Dense(0, region.start)), move.bytes_of(Dense(0, at))
+            nbytes = move.bytes_of(region)
             if to_other:
                 copy = Operation(Code.COPY, buffer=other, offset=joined, nbytes=nbytes, number=self._now, other=inside)
             else:
                 copy = Operation(Code.COPY, buffer=self._now, offset=inside, nbytes=nbytes, number=other, other=joined)
             self._to.operations.append(copy)
+
+    def _sum_of(self, exchange: Exchange, move: Move, values: Values) -> Operation:
+        """What makes one of the contributions to an exchange."""
+        if _is_plain(move):
+            return sum_of(exchange, move, self._to.divisor(move.reduce_op.divisor), values)
+        whole, total = move.before[move.index], exchange.total
+        counted = total != whole or move.index == 0  # where all members sum everything, one counts what is cut
+        return self._combined(
+            move, total.size, values.start + total.start * values.itemsize, counted, tensor=values.place,
+            buffer=values.rows, offset=values.rows_at, nbytes=total.size * values.itemsize, other=NOWHERE,
+        )  # fmt: skip
+
+    def _combined(self, move: Move, size: int, at: int, counted: bool, **rows: Any) -> Operation:
+        """Elements from a byte on, made one with those of other rows."""
+        call = kernel_of(move.dtype, move.reduce_op)
+        assert call is not None
+        return Operation(
+            Code.COMBINE, at=at, size=size, kept_at=int(counted), number=self._to.parameters_of(call), call=call,
+            first=move.index, whole=len(move.group), **rows,
+        )  # fmt: skip
 
     def _sum_by_slots(
         self, op: str, move: Move, regions: Sequence[tuple[int, Dense]], start: int, weights: Sequence[int]
@@ -180,21 +203,28 @@ class SummingBuilder(TableBuilder):
         """As ``SharedWindow.allreduce`` for small data: each rank sums what all have in their slots."""
         whole = move.before[move.index]
         assert isinstance(whole, Dense)
-        if _FLOAT * whole.size > SMALL:
+        if move.bytes_of(whole) > SMALL:
             return False
-        begin, divisor = self._to.mark(), self._to.divisor(move.reduce_op.divisor)
-        first = SUMS_AT - SLOT  # a row begins behind its slot
-        writes, sums = (
-            [
-                Operation(code, self._now, start + region.start, region.size, number=divisor, other=first + _FLOAT * at)
-                for at, region in regions
-            ]
-            for code in (Code.WRITE, Code.SUM)
-        )
-        self._to.operations += [*writes, Operation(Code.MEET), *sums]
-        sent = _FLOAT * whole.size * (len(move.group) - 1)
+        begin, shows, sums = self._to.mark(), list[Operation](), list[Operation]()
+        divisor = self._to.divisor(move.reduce_op.divisor)
+        for at, region in regions:
+            inside, place = start + move.bytes_of(Dense(0, region.start)), SUMS_AT + move.bytes_of(Dense(0, at))
+            in_row, nbytes = place - SLOT, move.bytes_of(region)  # a row begins behind its slot
+            shows.append(Operation(Code.SHOW, buffer=self._now, offset=inside, nbytes=nbytes, other=in_row))
+            if _is_plain(move):
+                first, size = inside // _FLOAT, region.size
+                sums.append(Operation(Code.SUM, self._now, first, size, number=divisor, other=in_row))
+            else:
+                sums.append(self._combined(move, region.size, inside, move.index == 0, tensor=self._now, other=place))
+        self._to.operations += [*shows, Operation(Code.MEET), *sums]
+        sent = move.bytes_of(whole) * (len(move.group) - 1)
         self._window += sent
         self._to.shared(op, move.context.level, (begin, self._to.mark()), (sent, 0), weights)
         for _ in range(operations()[op].phases):
             self._yield()
         return True
+
+
+def _is_plain(move: Move) -> bool:
+    """Whether it is a sum of float32, which tables know themselves."""
+    return move.dtype == "float32" and move.reduce_op.operator == "sum"

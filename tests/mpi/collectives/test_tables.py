@@ -14,6 +14,7 @@ from espresso_mpi.collectives.messages.window_kernels import WindowKernels
 from espresso_mpi.collectives.tables import passes
 from espresso_mpi.compressors import register, unregister
 from espresso_mpi.compressors.drive import Drive
+from espresso_mpi.compressors.powersgd import PowerSGD
 from espresso_mpi.engine import piggyback_limit
 from espresso_mpi.errors import ConfigError, EspressoError, RemoteError, TransportError
 from espresso_mpi.types import Route
@@ -104,6 +105,18 @@ class WithoutKernels(Drive):
         super()._decode_cpu(*given)
 
 
+class AgreedWithoutKernels(PowerSGD):
+    """One whose payloads are summed."""
+
+    name = "test-agreed"
+
+    def _summarise_cpu(self, *given):
+        super()._summarise_cpu(*given)
+
+    def update_from_aggregate(self, *given):
+        super().update_from_aggregate(*given)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def registered():
     register(WithoutKernels)
@@ -121,6 +134,39 @@ def test_every_kernel_by_address(world, monkeypatch, method):
             python = how.partition("; Python does ")[2].split(", ")
             expected = {"encode", "decode"} if method == WithoutKernels.name else set()
             assert {part.partition(" ")[0] for part in python if part} == expected, how
+
+
+SUMMED = (
+    "powersgd:rank=2", "acpsgd", "randomk:ratio=0.1", "thc:levels=100", "topk_chunked:ratio=0.2,values=float16",
+    "count_sketch",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("method", SUMMED)
+def test_payloads_that_are_summed(world, monkeypatch, method):
+    """Through the slots of a window, and by messages; sums of small integers and of halves, and maxima."""
+    one, pairs, alone, *lopsided = node_layouts(world.size)
+    for route, layouts in (("flat-linear", [one, alone]), ("hierarchical-linear", [pairs, *lopsided])):
+        for nodes in layouts:
+            faults, executors = differences(world, monkeypatch, nodes, compressor=method, route=route)
+            assert not faults
+            words = ("payloads", "summaries", "encode", "decode")  # Python sums tensors on the node of one rank
+            assert not any(word in how for how in executors.values() for word in words), executors
+
+
+def test_sums_that_python_makes(world, monkeypatch):
+    """Those that are too long for a slot, or that a method without kernels agrees on, and those of other routes."""
+    register(AgreedWithoutKernels)
+    one, pairs, *_ = node_layouts(world.size)
+    by_root = "encode@cpu/reduce@intra/allreduce@inter/broadcast@intra/decode@cpu"
+    cases = [("powersgd:rank=70", "flat-linear", one), ("thc", by_root, pairs), ("test-agreed", "flat-linear", one)]
+    try:
+        for method, route, nodes in cases:
+            faults, executors = differences(world, monkeypatch, nodes, compressor=method, route=route)
+            assert not faults
+            assert any("Python" in how and how.startswith("table") for how in executors.values()), executors
+    finally:
+        unregister(AgreedWithoutKernels.name)
 
 
 def test_payloads_that_pass_the_window_in_chunks_and_take_several_messages(world, monkeypatch):

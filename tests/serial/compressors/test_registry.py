@@ -46,6 +46,12 @@ def toy():
 # --- names ------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("name", names())
+def test_a_method_without_a_schedule_is_itself_in_every_step(name):
+    """Calls are prepared for the method of a tensor, and compare it."""
+    assert get(name).at(3) is get(name).at(None) is get(name)
+
+
 def test_finds_every_file():
     assert {"fp16", "int8", "onebit", "topk"} <= set(names())
     assert list(names()) == sorted(names())
