@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from espresso_mpi.cli import tables
-from espresso_mpi.compressors import names
+from espresso_mpi.compressors import get, names
 from espresso_mpi.errors import ConfigError
 
 PAGE = Path(__file__).parents[3] / "docs" / "operation-tables.md"
@@ -22,18 +22,20 @@ def test_the_page_shows_what_is_printed(capsys):
     assert stripped(shown) == printed
 
 
-def test_the_page_lists_the_methods_that_have_kernels():
-    from espresso_mpi.compressors import get
-
-    listed = next(line for line in PAGE.read_text().splitlines() if line.endswith("| kernels in the table |"))
-    have = {name for name in names() if get(name).encoder(1000) is not None}
-    assert {word.strip("`, ") for word in listed.split("|")[1].split()} == have
+@pytest.mark.parametrize("name", names())
+def test_every_method_has_kernels(name):
+    method = get(name)
+    wanted = {
+        "encoder": True, "decoder": True, "finalizer": method.finalizes, "updater": method.updates,
+        "summariser": method.summary(1000) is not None,
+    }  # fmt: skip
+    assert {kernel: getattr(method, kernel)(1000) is not None for kernel in wanted} == wanted
+    assert "| all methods of the library | kernels in the table |" in PAGE.read_text()
 
 
 def test_the_second_rank_of_a_node_takes_from_the_first(capsys):
     tables.main("hierarchical-allgather", "dgc:clip=1.0", 5000, nodes=2, ranks=2, rank=3)
     printed = capsys.readouterr().out
-    assert "encode dgc:clip=1.0 of tensor 0" in printed
     assert "rank 1 -> buffer 1" in printed
     assert "of the other rows, divided" in printed
 
@@ -52,9 +54,18 @@ def test_a_vote_is_taken_after_the_division(capsys):
     assert "divide" in printed[at - 1] and "python" not in "".join(printed)
 
 
-def test_what_has_no_table_says_why(capsys):
-    tables.main("flat-linear", "randomk", 1000, nodes=1, ranks=2, rank=0)
-    assert "Python: allreduce of payloads" in capsys.readouterr().out
+def test_summaries_are_agreed_on_and_payloads_summed(capsys):
+    tables.main("flat-linear", "powersgd:rank=2", 4096, nodes=1, ranks=2, rank=0)
+    words = [line.split()[1] for line in stripped(capsys.readouterr().out)[3:]]
+    steps = [word for word in words if word not in ("mark", "yield")]
+    summed = ["show", "meet", "sum"]
+    assert steps == ["summarise", *summed, "encode", *summed, "update", "decode", "divide"]
+
+
+def test_what_python_does_is_said(capsys):
+    tables.main("encode@cpu/reduce@flat/broadcast@flat/decode@cpu", "randomk", 1000, nodes=1, ranks=2, rank=0)
+    printed = capsys.readouterr().out
+    assert "reduce of payloads" in printed and "broadcast of payloads" in printed
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,8 @@ def toy():
 @pytest.mark.parametrize("name", names())
 def test_a_method_without_a_schedule_is_itself_in_every_step(name):
     """Calls are prepared for the method of a tensor, and compare it."""
-    assert get(name).at(3) is get(name).at(None) is get(name)
+    method = get(name)
+    assert method.at(3) is method.at(None) is method
 
 
 def test_finds_every_file():
