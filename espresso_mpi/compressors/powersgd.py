@@ -94,9 +94,8 @@ class PowerSGD(LowRank):
 
     def summariser(self, n: int) -> KernelCall | None:
         learned = ("q", self.matrix(n).size("q"))
-        return self._kernel(
-            entries.summarise_at, n, shares=True, summary=self._agreed(n), states=(learned,), encodes=True
-        )
+        needs: dict[str, Any] = {"shares": True, "summary": self._agreed(n), "states": (learned,)}
+        return self._kernel(entries.summarise_at, n, encodes=True, grain=self.matrix(n).cols, **needs)
 
     def encoder(self, n: int) -> KernelCall | None:
         return self._kernel(entries.encode_at, n, shares=True, summary=self._agreed(n), encodes=True)

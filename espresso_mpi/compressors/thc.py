@@ -114,7 +114,8 @@ class Thc(Compressor):
     # --- by address ---
 
     def summariser(self, n: int) -> KernelCall | None:
-        return self._kernel(_summarise_at, n, shares=True, summary=rotations.count(n, self.block)) if n else None
+        needs: dict[str, Any] = {"shares": True, "grain": self.block, "summary": rotations.count(n, self.block)}
+        return self._kernel(_summarise_at, n, **needs) if n else None
 
     def encoder(self, n: int) -> KernelCall | None:
         return self._kernel(_encode_at, n, draws=True, summary=rotations.count(n, self.block)) if n else None
@@ -305,7 +306,7 @@ def _summarise_at(x, n, payload, residual, state, work, key, add, parameters, fi
     numbers, seed = entries.doubles(parameters, _NUMBERS), entries.words(payload, 2)
     seed[0], seed[1] = np.uint64(key), np.uint64(0)
     block = np.int64(numbers[_BLOCK])
-    norms = entries.floats(entries.integers(state, 1)[0], (n + block - 1) // block)
+    norms = entries.floats(entries.integers(state, 1)[0] + 4 * (first // block), (n + block - 1) // block)
     _summarise_serial(entries.floats(x, n), entries.floats_if(residual, n), norms, block)
     return 0
 

@@ -143,7 +143,9 @@ class TopKChunked(Compressor):
     # --- by address ---
 
     def summariser(self, n: int) -> KernelCall | None:
-        return KernelCall(chunked.summarise_at, self._numbers(n), summary=self.chunks(n)) if n else None
+        if not n:
+            return None
+        return KernelCall(chunked.summarise_at, self._numbers(n), grain=self.length(n), summary=self.chunks(n))
 
     def encoder(self, n: int) -> KernelCall | None:
         if not n:

@@ -127,13 +127,20 @@ class TableBuilder:
                 found[tensor] = self._to.encode(tensor, step, compressor, 0, summaries[tensor])
             else:
                 others.append(tensor)
-        whats = {tensor: f"encode@{steps[tensor][0].device}" for tensor in found}
-        done = self._encode_in_pass({tensor: own for tensor, own in found.items() if own}, whats)
-        for tensor in sorted(found.keys() - done):
-            self._to.work("encode", tensor, found[tensor], whats[tensor])
+        self._encode_found(found, {tensor: f"encode@{steps[tensor][0].device}" for tensor in found})
         self._encoding = None if others else slice(begin, len(self._to.operations))
         for tensor in others:
             self.python(by_python[tensor], f"encode {steps[tensor][1]} of tensor {tensor}")
+
+    def _encode_found(self, found: dict[int, list[Operation]], whats: dict[int, str]) -> None:
+        """Encode or summarise tensors by kernels, in one pass with the step before where that is possible.
+
+        Args:
+            whats: how it is recorded.
+        """
+        done = self._encode_in_pass({tensor: own for tensor, own in found.items() if own}, whats)
+        for tensor in sorted(found.keys() - done):
+            self._to.work("encode", tensor, found[tensor], whats[tensor])
 
     def _encode_in_pass(self, found: dict[int, list[Operation]], whats: dict[int, str]) -> set[int]:
         """Encode the tensors that the step before has just written; returns them."""

@@ -36,7 +36,7 @@ _REACH, _FETCH, _OFFER, _LEARN = (int(c) for c in (Code.REACH, Code.FETCH, Code.
 _LAP, _TILES, _COPY, _SHOW, _MEET = (int(c) for c in (Code.LAP, Code.TILES, Code.COPY, Code.SHOW, Code.MEET))
 _TAKE, _SEND, _RECEIVE, _WAIT = (int(c) for c in (Code.TAKE, Code.SEND, Code.RECEIVE, Code.WAIT))
 _MARK, _STACK, _YIELD, _SUM_RECEIVED = (int(c) for c in (Code.MARK, Code.STACK, Code.YIELD, Code.SUM_RECEIVED))
-_COMBINE = int(Code.COMBINE)
+_COMBINE, _SUMMARISE = int(Code.COMBINE), int(Code.SUMMARISE)
 
 
 _BLOCK = 2048
@@ -148,6 +148,8 @@ def _on_values(row, tile, size, parameters, places, window, state):  # type: ign
     if row[0] == _DIVIDE:
         _divide(entries.floats(x, size), parameters[row[10]] != 0, np.float32(parameters[row[10] + 1]))
     elif row[0] < _DIVIDE:
+        if row[0] == _SUMMARISE and row[15] and (row[7] < 0 or places[row[7]] == 0):
+            move(mine, x, 4 * size)  # the encode reads it, for there is no residual that holds the values
         _call(row, tile, x, size, parameters, places, state)
     elif row[0] >= _REACH:
         _from_memory(row, tile, x, mine, size, parameters, places, window, state)
@@ -206,8 +208,11 @@ def _sum_received(row, parameters, places):  # type: ignore[no-untyped-def]
 
 
 @host.inline
-def _combine(row, parameters, places, window, state):  # type: ignore[no-untyped-def]
+def _make_one(row, parameters, places, window, state):  # type: ignore[no-untyped-def]
     """Elements in place of their row, and the other rows, made one; rows are in the window or in a payload buffer."""
+    if row[0] == _SUM_RECEIVED:
+        _sum_received(row, parameters, places)
+        return
     rows, stride, at = places[row[4]] + row[5], row[6], parameters.ctypes.data + 8 * row[10]
     if row[11] >= 0:
         rows, stride = in_row(window, 1 - state[USES] % 2, 0) + row[11] - SLOT, window[STRIDE]
@@ -290,10 +295,8 @@ def run(rows, parameters, places, marks, flags, window, flag, mpi, state, pace):
             found = _await_messages(mpi, flag, state, pace)
         elif code in (_MARK, _STACK):
             _mark(row, marks, state)
-        elif code == _SUM_RECEIVED:
-            _sum_received(row, parameters, places)
-        elif code == _COMBINE:
-            _combine(row, parameters, places, window, state)
+        elif code in (_SUM_RECEIVED, _COMBINE):
+            _make_one(row, parameters, places, window, state)
         elif code in (_OFFER, _LEARN):
             _exchange_places(row, places, window, state)
         elif code == _YIELD:

@@ -139,7 +139,7 @@ def by_tiles(groups: Sequence[tuple[int, Sequence[Operation]]], first: int, last
         return []
     every = [operation for _, operations in groups for operation in operations]
     tile, found = tile_of(every), list[Operation]()
-    scratch = tile <= TILE and len(every) > 1 and every[-1].code == Code.ENCODE
+    scratch = tile <= TILE and len(every) > 1 and every[-1].code in (Code.ENCODE, Code.SUMMARISE)
     for number, operations in groups:
         cut = [replace(operation.cut(first, last), scratch=scratch) for operation in operations]
         found += Emission.lap(number, cut)

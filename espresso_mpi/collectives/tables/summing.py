@@ -69,18 +69,19 @@ class SummingBuilder(TableBuilder):
         Args:
             by_python: what does it where there is no kernel; finds room for all summaries in ``data.summary``.
         """
-        self._flush()
         first = summaries_at(nbytes)
         sizes = [sum(summary_sizes(compressor, step.packed.copies[0])) for step, compressor in steps]
         edges = list(accumulate(sizes, initial=0))
         self._hold(0, first + _FLOAT * edges[-1])
-        for tensor, (step, compressor) in enumerate(steps):
-            if encodes_by_address(compressor, step.packed):
-                made = self._to.summarise(tensor, step, compressor, 0, first + _FLOAT * edges[tensor])
-                self._to.work("encode", tensor, made, "summary")
-            else:
-                what = f"summarise {compressor} of tensor {tensor}"
-                self.python(by_python[tensor], what, summary=(first, edges[-1]))
+        found = {
+            tensor: self._to.summarise(tensor, step, compressor, 0, first + _FLOAT * edges[tensor])
+            for tensor, (step, compressor) in enumerate(steps)
+            if encodes_by_address(compressor, step.packed)
+        }
+        self._encode_found(found, dict.fromkeys(found, "summary"))
+        for tensor in sorted(set(range(len(steps))) - found.keys()):
+            what = f"summarise {steps[tensor][1]} of tensor {tensor}"
+            self.python(by_python[tensor], what, summary=(first, edges[-1]))
 
     def agree(self, nbytes: int, move: Move, by_python: Act, weights: Sequence[int]) -> None:
         """Reduce the summaries over the ranks whose payloads will be summed.

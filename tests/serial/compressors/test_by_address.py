@@ -46,15 +46,20 @@ def guarded(nbytes):
     return memory[:nbytes], memory[nbytes:]
 
 
-def call(kernel, x, payload, residual, adding, first, last, state=None, listed=()):
-    """One part; ``listed``: the arrays of which the kernel gets the addresses."""
+def call(kernel, x, payload, residual, adding, first, last, state=None, listed=(), memory=None):
+    """One part.
+
+    Args:
+        listed: the arrays of which the kernel gets the addresses.
+        memory: scratch memory and its guard, of parts that follow each other.
+    """
     passed = [1.0, 1.0, *kernel.passed] if kernel.circumstances else kernel.passed
     parameters = np.array([one if isinstance(one, int | float) else one.address for one in passed], np.float64)
     kept, held = (0 if array is None else array[first:].ctypes.data for array in (residual, state))
     addresses = np.array([array.ctypes.data for array in listed], np.int64)
     assert kernel.listed == bool(listed)
     held = addresses.ctypes.data if listed else held
-    work, guard = guarded(kernel.scratch)
+    work, guard = memory or guarded(kernel.scratch)
     run, place, numbers = SIGNATURE(kernel.entry.address), x[first:].ctypes.data, parameters.ctypes.data
     scratch, size, key = work.ctypes.data, last - first, SHARED if kernel.shares else KEY
     cut = run(place, size, payload.ctypes.data, kept, held, scratch, key, adding, numbers, first, x.size)
@@ -117,8 +122,10 @@ def test_payloads_that_are_summed(method, feedback):
         if agreed is not None:
             summaries = np.empty((2, agreed.size), np.float32)
             compressor.summarise(x, summaries[0], residuals[0], context)
-            listed = listed_of(compressor.summariser(N), states[1], summaries[1])
-            call(compressor.summariser(N), x, found, residuals[1], 0, 0, N, listed=listed)
+            makes = compressor.summariser(N)
+            listed, memory = listed_of(makes, states[1], summaries[1]), guarded(makes.scratch)
+            for a, b in parts(makes.grain):
+                call(makes, x, found, residuals[1], 0, a, b, listed=listed, memory=memory)
             np.testing.assert_array_equal(summaries[1], summaries[0])
             context.summary = summary = summaries[0] * np.float32(2)
         compressor.encode(x, expected, residuals[0], context)

@@ -38,9 +38,9 @@ def _payload_at(payload, form):  # type: ignore[no-untyped-def]
 
 @entries.Entry
 def summarise_at(x, n, payload, residual, state, work, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
-    form = entries.doubles(parameters, FORM)
-    summary = entries.floats(entries.integers(state, 1)[0], np.int64(form[CHUNKS]))
-    _summarise(entries.floats(x, n), entries.floats_if(residual, n), summary, np.int64(form[LENGTH]))
+    length = np.int64(entries.doubles(parameters, FORM)[LENGTH])
+    summary = entries.floats(entries.integers(state, 1)[0] + 4 * (first // length), (n + length - 1) // length)
+    _summarise(entries.floats(x, n), entries.floats_if(residual, n), summary, length)
     return 0
 
 

@@ -138,11 +138,12 @@ def _project_four(kept, x, how, cols, first, last, q, stride, ranks, out, rows, 
 
 
 @host.Kernel
-def project_all_rows(kept, x, how, cols, q, wide, stride, q_top, ranks, out, rows, block, subtract):  # type: ignore[no-untyped-def]
-    for b in prange((rows + block - 1) // block):
+def project_all_rows(kept, x, how, cols, q, wide, stride, q_top, ranks, out, rows, count, block, subtract):  # type: ignore[no-untyped-def]
+    """``count`` rows, whose products with a vector begin ``rows`` apart in ``out``."""
+    for b in prange((count + block - 1) // block):
         dots = np.empty(2 * GROUP, np.float32)
-        for i in range(b * block, min(rows, (b + 1) * block), 4):
-            last = min(rows, i + 4)
+        for i in range(b * block, min(count, (b + 1) * block), 4):
+            last = min(count, i + 4)
             _project_four(kept, x, how, cols, i, last, wide, stride, ranks, out, rows, dots)
             if subtract:  # now, while the rows are in the cache
                 safe = _safe(top_of(out, i, rows, last - i, ranks), q_top, ranks)
@@ -242,8 +243,9 @@ def filled_up(cols: int) -> int:
 
 
 @host.inline
-def _fill_up(q, cols, wide, stride):  # type: ignore[no-untyped-def]
-    for k in range(wide.size // stride):
+def fill_up(q, cols, wide, stride):  # type: ignore[no-untyped-def]
+    """Copy vectors to where each is followed by zeros; there is nothing to do where ``wide`` is q."""
+    for k in range(wide.size // stride if stride != cols else 0):
         wide[k * stride : k * stride + cols] = q[k * cols : (k + 1) * cols]
         wide[k * stride + cols : (k + 1) * stride] = np.float32(0.0)
 
@@ -270,10 +272,9 @@ def project_rows(kept, x, how, q, wide, out, rows, cols, ranks, subtract):  # ty
         subtract: leave ``M - P Qᵀ`` in ``kept``.
     """
     stride = filled_up(cols)
-    if stride != cols:
-        _fill_up(q, cols, wide, stride)
-    top = top_of(wide, 0, 0, wide.size, 1)
-    project_all_rows(kept, x, how, cols, q, wide, stride, top, ranks, out, rows, rows_at_once(cols), subtract)
+    fill_up(q, cols, wide, stride)
+    top, block = top_of(wide, 0, 0, wide.size, 1), rows_at_once(cols)
+    project_all_rows(kept, x, how, cols, q, wide, stride, top, ranks, out, rows, rows, block, subtract)
 
 
 @host.Composite

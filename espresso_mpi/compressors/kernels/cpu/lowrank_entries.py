@@ -26,11 +26,8 @@ START = 4
 """Float32 values before the given factor in a header of ``acpsgd``: the first is 0 if that is Q, 1 if it is P; zeros
 follow."""
 
-_project_rows, _project_columns, _outer = (
-    lowrank.project_rows.serial,
-    lowrank.project_columns.serial,
-    lowrank.outer.serial,
-)
+_project_rows, _project_columns = lowrank.project_rows.serial, lowrank.project_columns.serial
+_outer, _project_all_rows = lowrank.outer.serial, lowrank.project_all_rows.serial
 
 
 def scratch_of(m: Matrix, n: int) -> int:
@@ -114,9 +111,22 @@ def _outer_at(x, n, p, q, add, form):  # type: ignore[no-untyped-def]
 
 @entries.Entry
 def summarise_at(x, n, payload, residual, state, work, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
+    """Some rows; the orthonormal factor stays in scratch memory from the first of them to the last."""
     form, listed = entries.doubles(parameters, FORM), entries.integers(state, 2)
-    q, work = _orthonormal(listed[LEARNED], np.int64(form[COLS]), True, work, key, form)
-    _rows_at(x, n, residual, lowrank.ADD, q, listed[SUMMARY], work, form, False)
+    rows, cols, rank, groups = _shape(form)
+    stride, begin = lowrank.filled_up(cols), work + 8 * LANES
+    q = entries.floats(begin, groups * cols)
+    wide = q if stride == cols else entries.floats(begin + 4 * q.size, groups * stride)
+    if first == 0:
+        _orthonormal(listed[LEARNED], cols, True, work, key, form)
+        lowrank.fill_up(q, cols, wide, stride)
+    kept, how = _settled(n, residual, lowrank.ADD, begin + 4 * (q.size + groups * stride))
+    before = first // cols
+    product, block = entries.floats(listed[SUMMARY] + 4 * before, rank * rows - before), lowrank.rows_at_once(cols)
+    here = (n + cols - 1) // cols
+    _project_all_rows(
+        kept, entries.floats(x, n), how, cols, q, wide, stride, 0.0, rank, product, rows, here, block, False
+    )
     return 0
 
 
