@@ -10,7 +10,7 @@ class Sync:
     """``bench sync``."""
 
     sizes = "64KiB,1MiB,16MiB"
-    compressors = "none,fp16,int8,int4,onebit,topk:ratio=0.01"
+    compressors = "none,fp16,int8,int4,onebit,topk:ratio=0.01,powersgd:rank=4"
     repeats = 20
 
 
