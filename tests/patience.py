@@ -9,9 +9,10 @@ from typing import Any
 
 def patient_barrier(comm: Any) -> None:
     """As ``comm.Barrier``, but it leaves the core to others: MPI's own waits are busy."""
-    arrived = comm.Ibarrier()
+    arrived, nap = comm.Ibarrier(), 1e-4
     while not arrived.Test():
-        time.sleep(0.005)
+        time.sleep(nap)
+        nap = min(2 * nap, 5e-3)
 
 
 def until(done: Callable[[], bool], seconds: float = 60.0, every: float = 0.002) -> bool:

@@ -2,10 +2,47 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from mpi4py import MPI
+from patience import patient_barrier
 
-_OUTCOMES = MPI.COMM_WORLD.Dup()
+
+class PatientWorld(MPI.Intracomm):
+    """All ranks, whose collectives of objects leave the core to others while a rank is late."""
+
+    def allgather(self, sendobj: Any) -> list[Any]:
+        patient_barrier(self)
+        return super().allgather(sendobj)
+
+    def allreduce(self, sendobj: Any, op: Any = MPI.SUM) -> Any:
+        patient_barrier(self)
+        return super().allreduce(sendobj, op)
+
+    def bcast(self, obj: Any, root: int = 0) -> Any:
+        patient_barrier(self)
+        return super().bcast(obj, root)
+
+    def gather(self, sendobj: Any, root: int = 0) -> list[Any] | None:
+        patient_barrier(self)
+        return super().gather(sendobj, root)
+
+    def barrier(self) -> None:
+        patient_barrier(self)
+
+    def Dup(self, *given: Any) -> MPI.Intracomm:
+        """What sessions make of it waits as MPI does."""
+        return MPI.COMM_WORLD.Dup(*given)
+
+    def Split(self, *given: Any, **named: Any) -> MPI.Intracomm:
+        return MPI.COMM_WORLD.Split(*given, **named)
+
+    def Split_type(self, *given: Any, **named: Any) -> MPI.Intracomm:
+        return MPI.COMM_WORLD.Split_type(*given, **named)
+
+
+_OUTCOMES, _WORLD = PatientWorld(MPI.COMM_WORLD.Dup()), PatientWorld(MPI.COMM_WORLD)
 TIMEOUT = 60.0
 
 
@@ -28,7 +65,7 @@ def pytest_pyfunc_call(pyfuncitem):
 @pytest.fixture
 def world():
     """All ranks, in step with each other before and after the test."""
-    return MPI.COMM_WORLD
+    return _WORLD
 
 
 @pytest.fixture
