@@ -31,16 +31,14 @@ class PatientWorld(MPI.Intracomm):
     def barrier(self) -> None:
         patient_barrier(self)
 
-    def Dup(self, *given: Any) -> MPI.Intracomm:
-        """What sessions make of it waits as MPI does."""
-        return MPI.COMM_WORLD.Dup(*given)
 
-    def Split(self, *given: Any, **named: Any) -> MPI.Intracomm:
-        return MPI.COMM_WORLD.Split(*given, **named)
+def _of_all_ranks(name: str) -> Any:
+    """What sessions make of the ranks waits as MPI does."""
+    return lambda self, *given, **named: getattr(MPI.COMM_WORLD, name)(*given, **named)
 
-    def Split_type(self, *given: Any, **named: Any) -> MPI.Intracomm:
-        return MPI.COMM_WORLD.Split_type(*given, **named)
 
+for _name in ("Dup", "Split", "Split_type"):
+    setattr(PatientWorld, _name, _of_all_ranks(_name))
 
 _OUTCOMES, _WORLD = PatientWorld(MPI.COMM_WORLD.Dup()), PatientWorld(MPI.COMM_WORLD)
 TIMEOUT = 60.0

@@ -197,7 +197,7 @@ class BucketProgram:
             stage = what.of(lambda run: action(run.data))
         sources = operations()[op].payload_sources(move)
         if self._builder is not None and sources is None:
-            self._builder.total(op, move, stage, what.nbytes)
+            self._builder.sum_payloads(op, move, stage, what.nbytes)
         elif self._builder is not None and sources is not None:
             self._builder.move(op, move, sources, what.nbytes)
         return stage
@@ -242,7 +242,7 @@ class BucketProgram:
         action = operations()["allreduce"].bind(self._transport, move)
         agree = what.of(lambda run: action(Data(run.data.summary, "float32", run.data.workspace)))
         if self._builder is not None:
-            self._builder.agree(whole.nbytes, move, agree, what.nbytes)
+            self._builder.reduce_summaries(whole.nbytes, move, agree, what.nbytes)
         return [summarise, agree]
 
     def _update(self, steps: Sequence[UpdateStep]) -> Stage:

@@ -50,10 +50,10 @@ class KernelCall:
         calls: kernels that it calls. They get no key, state or scratch memory, and call none themselves.
         state: name of the state that it gets, as long as x, see ``Context.kept``; empty: none.
         shares: whether it needs the key that all ranks share in place of its rank's.
-        states: names and sizes of states that it gets in place of such a one.
+        states: names and sizes of states that it gets in place of such a one; before the first call, they are zeros.
         summary: elements of the summary that it makes or reads, see ``Compressor.summary``.
         scratch: bytes of scratch memory that it gets.
-        circumstances: whether it gets ``Context.ranks`` and ``Context.share`` before its parameters.
+        needs_context: whether it gets ``Context.ranks`` and ``Context.share`` before its parameters.
 
     With ``summary`` or ``states``, the kernel gets the address of a list of addresses in place of that of a state: of
     the summary, if there is one, and of each of the states.
@@ -70,17 +70,19 @@ class KernelCall:
     states: tuple[tuple[str, int], ...] = ()
     summary: int = 0
     scratch: int = 0
-    circumstances: bool = False
+    needs_context: bool = False
 
     def __post_init__(self) -> None:
+        if (self.state and self.listed) or (self.draws and self.shares):
+            raise ValueError(f"{self.entry.name}: expected one state or a list of addresses, and one key")
         for call in self.calls:
-            if not call.alone or call.calls:
-                raise ValueError(f"{call.entry.name}: expected a kernel that needs no key, state or scratch memory")
+            if not call.self_contained or call.calls:
+                raise ValueError(f"{call.entry.name}: expected a kernel that needs nothing but parameters")
 
     @property
-    def alone(self) -> bool:
-        """Whether the kernel needs no key, state, summary, scratch memory or circumstances."""
-        needs = (self.draws, self.shares, self.state, self.states, self.summary, self.scratch, self.circumstances)
+    def self_contained(self) -> bool:
+        """Whether the kernel needs no key, state, summary, scratch memory or context."""
+        needs = (self.draws, self.shares, self.state, self.states, self.summary, self.scratch, self.needs_context)
         return not any(needs)
 
     @property

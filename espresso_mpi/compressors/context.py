@@ -16,6 +16,8 @@ from ..arrays.workspace import Workspace
 class Summary:
     """A float32 array of ``size`` elements that the ranks reduce with ``operator`` before they encode.
 
+    With "max", no element may be -0 or NaN: ranks need not agree on which of two equal elements is the larger.
+
     Example:
         >>> espresso_mpi.compressors.get("thc").summary(4096)
         Summary(size=4, operator='max')

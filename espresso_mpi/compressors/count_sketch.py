@@ -114,7 +114,7 @@ class CountSketch(Compressor):
         seed = sparse.seed_of(context)
         scores = context.scratch("scores", x.size, np.float32, x)
         estimate(scores, context.summary, self.depth(), seed)
-        mark(scores, self._drawn(x.size, context), seed)
+        mark(scores, _drawn(self, x.size, context), seed)
         sparse.choose(scores, indices, values, context)
         payload[4 * indices.size : self.header(x.size)] = 0
         take(values, indices, x, host.EMPTY if residual is None else residual)
@@ -156,7 +156,7 @@ class CountSketch(Compressor):
         from .kernels.cuda import count_sketch as cuda_count_sketch
 
         header = payload[: self.header(x.size)].view(np.uint32)
-        draws = self._drawn(x.size, context)
+        draws = _drawn(self, x.size, context)
         cuda_count_sketch.encode(x, residual, header, *self._split(payload, x.size), self.depth(), draws, context)
 
     def _decode_cuda(self, payload: Any, out: Any, add: bool, context: Context) -> None:
@@ -168,6 +168,7 @@ class CountSketch(Compressor):
         """The payload's two parts as (uint32 indices, float32 values) views."""
         return payload[: 4 * self.count(n)].view(np.uint32), payload[self.header(n) :].view(np.float32)
 
-    def _drawn(self, n: int, context: Context) -> int:
-        """How many positions are drawn at random: ``explore·k`` on average, if that is no whole number."""
-        return int(draws_of(self.count(n), self.explore, sparse.seed_of(context)))
+
+def _drawn(method: CountSketch, n: int, context: Context) -> int:
+    """How many positions are drawn at random: ``explore·k`` on average, if that is no whole number."""
+    return int(draws_of(method.count(n), method.explore, sparse.seed_of(context)))

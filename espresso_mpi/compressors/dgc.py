@@ -74,13 +74,13 @@ class Dgc(kept.Counted):
         return replace(self, mu=0.0, clip=0.0)
 
     def _momentum_cpu(self, x: np.ndarray, context: Context) -> sparse.Momentum:
-        factor = clipping.clip_factor(x, self._limit(context), context) if self.clip else 1.0
+        factor = clipping.clip_factor(x, _limit(self, context), context) if self.clip else 1.0
         return sparse.Momentum(context.kept("momentum", x.size, x), self.mu, factor)
 
     def _momentum_cuda(self, x: Any, context: Context) -> Any:
         from .kernels.cuda import sparse as cuda_sparse
 
-        factor = cuda_sparse.clip_factor(x, self._limit(context), context) if self.clip else None
+        factor = cuda_sparse.clip_factor(x, _limit(self, context), context) if self.clip else None
         return cuda_sparse.Momentum(context.kept("momentum", x.size, x), self.mu, factor)
 
     def _choice(self, n: int) -> kept.Choice | None:
@@ -88,11 +88,13 @@ class Dgc(kept.Counted):
         if not self.clip:
             return choice
         scratch = max(choice.scratch, 8 * clipping.sums_of(n))
-        return choice._replace(entry=kept_entries.encode_clipped_at, scratch=scratch, before=(self.clip,))
+        return choice._replace(entry=kept_entries.encode_clipped_at, scratch=scratch, prefix=(self.clip,))
 
     def _quota(self, n: int) -> sparse.Quota:
         k = self.count(n)
         return sparse.Quota(most=k, least=-(-4 * k // 5), few=k)
 
-    def _limit(self, context: Context) -> float:
-        return self.clip * math.sqrt(context.share / context.ranks)
+
+def _limit(method: Dgc, context: Context) -> float:
+    """The largest norm of a part on one rank."""
+    return method.clip * math.sqrt(context.share / context.ranks)

@@ -34,14 +34,14 @@ class Choice(NamedTuple):
         numbers: what it is told of the choice.
         scratch: bytes of scratch memory that it needs for it.
         state: as of ``KernelCall``.
-        before: what it is told before all else, behind the circumstances; empty: these neither.
+        prefix: numbers before all others, for a kernel that needs the context.
     """
 
     entry: Entry
     numbers: tuple[float, ...]
     scratch: int = 0
     state: str = ""
-    before: tuple[float, ...] = ()
+    prefix: tuple[float, ...] = ()
 
 
 class Rounded(Compressor):
@@ -207,8 +207,10 @@ class Kept(Rounded):
             return None
         form, calls = self._form(n)
         scratch = choice.scratch + (kept_entries.scratch_to_store(self.count(n)) if calls else 0)
-        numbers, told = (*choice.before, *form, *choice.numbers), bool(choice.before)
-        return KernelCall(choice.entry, numbers, calls=calls, state=choice.state, scratch=scratch, circumstances=told)
+        numbers, needs = (*choice.prefix, *form, *choice.numbers), bool(choice.prefix)
+        return KernelCall(
+            choice.entry, numbers, calls=calls, state=choice.state, scratch=scratch, needs_context=needs
+        )  # fmt: skip
 
     def decoder(self, n: int) -> KernelCall | None:
         if not n:

@@ -153,7 +153,7 @@ class TopKChunked(Compressor):
         choice, scratch = kept_entries.choice_of_largest(self.chunks(n), self.count(n))
         scratch += sparse.padded(4 * self.count(n))
         numbers, summary = (*self._numbers(n), *choice), self.chunks(n)
-        return KernelCall(chunked.encode_at, numbers, summary=summary, scratch=scratch, circumstances=True)
+        return KernelCall(chunked.encode_at, numbers, summary=summary, scratch=scratch, needs_context=True)
 
     def decoder(self, n: int) -> KernelCall | None:
         return KernelCall(chunked.decode_at, self._numbers(n)) if n else None

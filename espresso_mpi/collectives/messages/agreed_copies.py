@@ -34,7 +34,7 @@ from .shared_memory import (
     store,
     worked,
 )
-from .window_places import COUNT, ME, MEMORY, SLOT, STARTS, STRIDE
+from .window_places import BEHIND_HEADER, COUNT, ME, MEMORY, SLOT, STARTS, STRIDE
 
 SOURCE, TARGET, WAY, ROOM, LONGEST, SHARED, SPLITS, READ, WRITE, ERRNO, BEGAN, DONE, BEFORE, BUSY, CORES, PLACES = (
     range(headers.SETUP, headers.SETUP + 16)
@@ -79,11 +79,8 @@ SEARCHED, ASKED, ANSWERED, ENDED, MARKS = range(5)
 """Rows of the marks: when a sum began to search its values, when the header was shown, when all were compared, and when
 the call ended."""
 
-SHOWN_AT = SLOT // 2
-"""Where in its slot a rank shows what is no header: way, addresses and times, and four numbers for each rank."""
-
-MOST_RANKS = (SLOT - SHOWN_AT) // 8 // 4 - 2
-"""Ranks of a node for which there is room."""
+MOST_RANKS = (SLOT - BEHIND_HEADER) // 8 // 4 - 2
+"""Ranks of a node for which there is room behind a header: for way, addresses and times, and four numbers of each."""
 
 _numbers_at, _bytes_at = pointer_to(types.int64), pointer_to(types.uint8)
 
@@ -97,7 +94,7 @@ def _copy_across(setup, function, process, here, there, nbytes, log):  # type: i
 @host.inline
 def _shown(window, rank, half):  # type: ignore[no-untyped-def]
     """What a rank shows beside its header."""
-    return carray(_numbers_at(headers.slot_of(window, rank, half) + SHOWN_AT), (4 * (2 + window[COUNT]),))
+    return carray(_numbers_at(headers.slot_of(window, rank, half) + BEHIND_HEADER), (4 * (2 + window[COUNT]),))
 
 
 @host.inline

@@ -21,10 +21,10 @@ from .joint import JointArray
 from .shared_arrays import NOWHERE
 from .single_copy import refusal
 from .waiting import Waiter
-from .window_places import ALIGN, CHUNK, WindowPlaces
+from .window_places import ALIGN, BEHIND_HEADER, CHUNK, SLOT, WindowPlaces
 
-SMALL = 16 << 10
-"""Bytes up to which every rank sums all rows itself: one barrier, but ``ranks`` times the reading."""
+SMALL = SLOT - BEHIND_HEADER
+"""Bytes up to which every rank sums all rows itself: one barrier, but ``ranks`` times the reading. They fit a slot."""
 
 _MOST_UNDONE = 16 << 20
 """Bytes of a rank's share that are kept, at most, to restore it: so much memory, and no more, is spent on that."""

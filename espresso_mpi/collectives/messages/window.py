@@ -28,8 +28,8 @@ from .sum_calls import SMALL, AgreedSums, ValueCheck
 from .waiting import Waiter
 from .window_kernels import WindowKernels, require_read
 from .window_places import ALIGN as _ALIGN
+from .window_places import BEHIND_HEADER, SLOT
 from .window_places import CHUNK as _CHUNK
-from .window_places import SLOT, SUMS_AT
 
 if TYPE_CHECKING:
     from ..data.transfers import Transfer
@@ -239,10 +239,10 @@ class SharedWindow(WindowKernels):
 
     def _reduce_small(self, x: np.ndarray, dtype: str, reduce_op: reduction.ReduceOp) -> int:
         """Each rank sums all rows; what does not fit a slot in pieces."""
-        saturated, room = 0, (SLOT - SUMS_AT) // x.itemsize
+        saturated, room = 0, (SLOT - BEHIND_HEADER) // x.itemsize
         for first in range(0, x.size, room):
             part = x[first : first + room]
-            rows = self._rows(x.dtype, SUMS_AT)
+            rows = self._rows(x.dtype, BEHIND_HEADER)
             if reduce_op.operator != "sum":
                 rows(self._me, 0, part.size)[:] = part
                 self._barrier()

@@ -20,8 +20,8 @@ from .waiting import Waiter
 SLOT = 32 << 10
 """Bytes of a rank's row that small data have to themselves, whatever the size of the window."""
 
-SUMS_AT = SLOT // 2
-"""Where in a slot small sums are: before them is room for a header that is shown at the same barrier."""
+BEHIND_HEADER = SLOT // 2
+"""Where in a slot there is what ranks show at the same barrier as a header: small sums, and what copies need."""
 
 CHUNK = 1 << 20
 """Bytes of a tensor that are in the window at once. Measured with 4 ranks on 2 cores with 1 MiB L2 each and 32 MiB L3,

@@ -27,9 +27,12 @@ _LINE = 64
 
 def encodes_by_address(compressor: Compressor, packed: Packed) -> bool:
     """Whether a table can encode these parts: the method has kernels, and none would use several threads."""
-    sizes = [part.size for part in packed.copies[0] if part.size]
-    makes = compressor.summariser if compressor.summary(max(sizes, default=1)) is not None else compressor.encoder
-    return all(host.runs_serial(n) and compressor.encoder(n) is not None and makes(n) is not None for n in sizes)
+    return all(
+        host.runs_serial(n)
+        and compressor.encoder(n) is not None
+        and (compressor.summary(n) is None or compressor.summariser(n) is not None)
+        for n in (part.size for part in packed.copies[0] if part.size)
+    )
 
 
 def decodes_by_address(compressor: Compressor, sizes: Sequence[int]) -> bool:
@@ -84,7 +87,7 @@ class _Decoding:
 
 @dataclass
 class TableBuilder:
-    """Collects the operations of a table, step by step.
+    """Collects the operations of a table, step by step: the part of ``summing.SummingBuilder`` that knows no sums.
 
     A sum inside a node and a decode wait for the step that follows: what works on the same elements is one pass.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 
@@ -97,31 +97,32 @@ class Emission:
             summary: the byte of the buffer at which its summaries begin. If the ranks do not agree on them, each is
                 made just before its encode.
         """
-        if not step.region.size:
-            return []
-        kept = self._residual(KeptMemory(tensor, step.point, step.region, step.weight))
-        found = list[Operation]()
-        for part in (part for part in step.packed.copies[0] if part.size):
-            call, makes = compressor.encoder(part.size), compressor.summariser(part.size)
-            assert call is not None
-            if makes is not None and not step.agreed:
-                found.append(self._of_part(Code.SUMMARISE, makes, tensor, part, step, buffer, kept, summary))
-            found.append(self._of_part(Code.ENCODE, call, tensor, part, step, buffer, kept, summary))
-            summary += 4 * call.summary
-        return found
+        kernels = {Code.ENCODE: compressor.encoder}
+        if not step.agreed and compressor.summary(max(step.region.size, 1)) is not None:
+            kernels = {Code.SUMMARISE: compressor.summariser, **kernels}
+        return self._encoding(kernels, tensor, step, step.weight, buffer, summary)
 
     def summarise(
         self, tensor: int, step: SummaryStep, compressor: Compressor, buffer: int, summary: int
     ) -> list[Operation]:  # fmt: skip
         """The summaries of a tensor, as the encodes of ``encode``."""
+        return self._encoding({Code.SUMMARISE: compressor.summariser}, tensor, step, 0.0, buffer, summary)
+
+    def _encoding(
+        self, kernels: Mapping[Code, Callable[[int], KernelCall | None]], tensor: int, step: EncodeStep | SummaryStep,
+        weight: float, buffer: int, summary: int,
+    ) -> list[Operation]:  # fmt: skip
+        """Kernels for each part of a tensor, one after the other."""
+        found = list[Operation]()
         if not step.region.size:
-            return []
-        kept, found = self._residual(KeptMemory(tensor, step.point, step.region)), list[Operation]()
+            return found
+        kept = self._residual(KeptMemory(tensor, step.point, step.region, weight))
         for part in (part for part in step.packed.copies[0] if part.size):
-            call = compressor.summariser(part.size)
-            assert call is not None
-            found.append(self._of_part(Code.SUMMARISE, call, tensor, part, step, buffer, kept, summary))
-            summary += 4 * call.summary
+            calls = {code: kernel(part.size) for code, kernel in kernels.items()}
+            for code, call in calls.items():
+                assert call is not None
+                found.append(self._of_part(code, call, tensor, part, step, buffer, kept, summary))
+            summary += 4 * max(call.summary for call in calls.values() if call is not None)
         return found
 
     def update(self, tensor: int, step: UpdateStep, compressor: Compressor, buffer: int) -> list[Operation]:
@@ -139,6 +140,16 @@ class Emission:
         self._kept[number : number + 1] = [kept]
         return number
 
+    def _listed(self, call: KernelCall, tensor: int, point: int, region: Dense) -> int:
+        """Where the list of addresses that a kernel gets begins among what is kept; equal states are listed once."""
+        states = [KeptMemory(tensor, point, region, state=name, size=n) for name, n in call.states]
+        for number in range(len(self._kept) if states and not call.summary else 0):
+            if self._kept[number : number + len(states)] == states:
+                return number
+        self._kept += [KeptMemory(tensor, point, region, later=True)] if call.summary else []
+        self._kept += states
+        return len(self._kept) - len(states) - (1 if call.summary else 0)
+
     def _of_part(
         self, code: Code, call: KernelCall, tensor: int, part: Part, step: EncodeStep | SummaryStep | UpdateStep,
         buffer: int, kept: int = NOWHERE, summary: int = NOWHERE,
@@ -155,14 +166,12 @@ class Emission:
             state = len(self._kept)
             self._kept.append(KeptMemory(tensor, step.point, region, state=call.state))
         if call.listed:
-            listed = len(self._kept)
-            self._kept += [KeptMemory(tensor, step.point, region, later=True)] if call.summary else []
-            self._kept += [KeptMemory(tensor, step.point, region, state=name, size=n) for name, n in call.states]
+            listed = self._listed(call, tensor, step.point, region)
         ranks = step.ranks if isinstance(step, EncodeStep) else 1
-        circumstances = [float(ranks), part.size / self.sizes[tensor]] if call.circumstances else []
+        needs_context = [float(ranks), part.size / self.sizes[tensor]] if call.needs_context else []
         return Operation(
             code, BUFFERS + tensor, part.start, part.size, buffer, part.offset, part.nbytes, kept,
-            part.start - first, key, self._place([*circumstances, *call.passed]), call=call, whole=part.size,
+            part.start - first, key, self._place([*needs_context, *call.passed]), call=call, whole=part.size,
             state=state, listed=listed, summary=summary if call.summary else NOWHERE,
         )  # fmt: skip
 
@@ -179,10 +188,8 @@ class Emission:
         """What makes a result of the mean of a region."""
         call = compressor.finalizer(region.size)
         assert call is not None
-        if call.grain != 1 or not call.alone:
-            raise ValueError(
-                f"{compressor}: expected a finalizer with grain 1 that needs no key, state or scratch memory"
-            )
+        if call.grain != 1 or not call.self_contained:
+            raise ValueError(f"{compressor}: expected a finalizer with grain 1 that needs nothing but parameters")
         number, size = self.parameters_of(call), region.size
         return Operation(Code.FINALIZE, BUFFERS + tensor, region.start, size, number=number, call=call, whole=size)
 

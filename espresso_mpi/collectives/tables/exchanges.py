@@ -16,7 +16,7 @@ _FLOAT = 4
 
 
 @dataclass(frozen=True)
-class Values:
+class SummedValues:
     """Values that a collective sums or copies.
 
     Attributes:
@@ -32,7 +32,7 @@ class Values:
     itemsize: int = 4
 
 
-TENSOR = Values(BUFFERS)
+TENSOR = SummedValues(BUFFERS)
 """The only tensor of a table."""
 
 
@@ -102,7 +102,7 @@ class Message:
     nbytes: int
 
 
-def messages_of(exchange: Exchange, move: Move, values: Values = TENSOR) -> Iterator[Message]:
+def messages_of(exchange: Exchange, move: Move, values: SummedValues = TENSOR) -> Iterator[Message]:
     """What a rank receives, then what it sends, as ``Transport.post`` orders them."""
     own = exchange.total.size * values.itemsize
     for j in move.others if own else ():
@@ -113,15 +113,15 @@ def messages_of(exchange: Exchange, move: Move, values: Values = TENSOR) -> Iter
             yield Message(code, j, values.place, first, region.size * values.itemsize)
 
 
-def rows_of(exchange: Exchange, move: Move, values: Values = TENSOR) -> int:
+def rows_of(exchange: Exchange, move: Move, values: SummedValues = TENSOR) -> int:
     """Bytes of the buffer that receives what is summed."""
     return exchange.total.size * values.itemsize * len(move.group)
 
 
-def sum_of(exchange: Exchange, move: Move, divisor: int, values: Values = TENSOR) -> Operation:
+def sum_of(exchange: Exchange, move: Move, divisor: int, values: SummedValues = TENSOR) -> Operation:
     """The sum of an exchange, of float32, divided; ``divisor``: the number of the parameters."""
     total = exchange.total
     return Operation(
         Code.SUM_RECEIVED, values.place, values.start // _FLOAT + total.start, total.size, values.rows, values.rows_at,
-        rows_of(exchange, move), number=divisor, first=move.index, whole=len(move.group),
+        rows_of(exchange, move, values), number=divisor, first=move.index, whole=len(move.group),
     )  # fmt: skip

@@ -17,7 +17,7 @@ from ..messages.headers import in_row
 from ..messages.joint_reads import read_from
 from ..messages.mpi_calls import IRECV, ISEND, await_messages, start
 from ..messages.shared_memory import REFUSED, move
-from ..messages.window_places import COUNT, ME, SLOT, STRIDE
+from ..messages.window_places import COUNT, ME, STRIDE
 from .operations import BUFFERS, SCRATCH, Code
 
 GOING, YIELDED, PYTHON, AT_BARRIER, AT_MESSAGES, FAILED, HALTED, ENDED = range(8)
@@ -36,7 +36,7 @@ _REACH, _FETCH, _OFFER, _LEARN = (int(c) for c in (Code.REACH, Code.FETCH, Code.
 _LAP, _TILES, _COPY, _SHOW, _MEET = (int(c) for c in (Code.LAP, Code.TILES, Code.COPY, Code.SHOW, Code.MEET))
 _TAKE, _SEND, _RECEIVE, _WAIT = (int(c) for c in (Code.TAKE, Code.SEND, Code.RECEIVE, Code.WAIT))
 _MARK, _STACK, _YIELD, _SUM_RECEIVED = (int(c) for c in (Code.MARK, Code.STACK, Code.YIELD, Code.SUM_RECEIVED))
-_COMBINE, _SUMMARISE = int(Code.COMBINE), int(Code.SUMMARISE)
+_REDUCE, _SUMMARISE = int(Code.REDUCE), int(Code.SUMMARISE)
 
 
 _BLOCK = 2048
@@ -208,14 +208,16 @@ def _sum_received(row, parameters, places):  # type: ignore[no-untyped-def]
 
 
 @host.inline
-def _make_one(row, parameters, places, window, state):  # type: ignore[no-untyped-def]
-    """Elements in place of their row, and the other rows, made one; rows are in the window or in a payload buffer."""
+def _reduce_rows(row, parameters, places, window, state):  # type: ignore[no-untyped-def]
+    """Reduce elements, in place of their row, with the other rows, in the window or in a payload buffer."""
     if row[0] == _SUM_RECEIVED:
         _sum_received(row, parameters, places)
         return
-    rows, stride, at = places[row[4]] + row[5], row[6], parameters.ctypes.data + 8 * row[10]
-    if row[11] >= 0:
-        rows, stride = in_row(window, 1 - state[USES] % 2, 0) + row[11] - SLOT, window[STRIDE]
+    at = parameters.ctypes.data + 8 * row[10]
+    if row[4] >= 0:
+        rows, stride = places[row[4]] + row[5], row[6]
+    else:
+        rows, stride = in_row(window, 1 - state[USES] % 2, 0) + row[11], window[STRIDE]
     x = places[row[1]] + row[2]
     none = np.int64(0)
     cut = entries.call(row[12], x, row[3], rows, stride, row[14], none, row[13], none, at, none, none)
@@ -295,8 +297,8 @@ def run(rows, parameters, places, marks, flags, window, flag, mpi, state, pace):
             found = _await_messages(mpi, flag, state, pace)
         elif code in (_MARK, _STACK):
             _mark(row, marks, state)
-        elif code in (_SUM_RECEIVED, _COMBINE):
-            _make_one(row, parameters, places, window, state)
+        elif code in (_SUM_RECEIVED, _REDUCE):
+            _reduce_rows(row, parameters, places, window, state)
         elif code in (_OFFER, _LEARN):
             _exchange_places(row, places, window, state)
         elif code == _YIELD:

@@ -20,6 +20,7 @@ from espresso_mpi.tracing.recording import Recorder
 from ..job import Job
 from ..messages import headers
 from ..messages.window import SharedWindow
+from ..messages.window_places import BEHIND_HEADER
 from . import interpreter, piggyback
 from .operations import BUFFERS
 from .running import (
@@ -105,7 +106,7 @@ class RepeatedTable:
         Args:
             arrays: flat float32, of the sizes of the first step.
             jobs: of this step.
-            header: flat uint8 of at most ``window_places.SLOT`` bytes; not to be changed while it is used.
+            header: flat uint8 of at most ``window_places.BEHIND_HEADER`` bytes; not to be changed while it is used.
             ignored: bits of its first byte that may differ between ranks.
             search: look for values that cannot be summed first.
 
@@ -174,6 +175,7 @@ class OneCall(RepeatedTable):
 
     def _take(self, header: np.ndarray) -> None:
         """Use another header from now on."""
+        assert header.size <= BEHIND_HEADER, "headers are not that long"
         width = -(-header.size // _ALIGN) * _ALIGN
         self._setup[headers.HEADER], self._setup[headers.SIZE] = device.address(header), header.size
         self._setup[headers.WIDTH] = width

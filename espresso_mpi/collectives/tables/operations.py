@@ -1,8 +1,8 @@
 """A table of operations: what one rank does with one segment, or with the tensors of a payload bucket.
 
 Everything is known before the call: sizes, places in the payload buffers and in the shared window, ranks. What differs
-from call to call is a list of addresses, the *places*: two payload buffers, the tensors, their residuals, and the keys
-of random bits.
+from call to call is a list of addresses, the *places*: two payload buffers, scratch memory, the tensors, their
+residuals and states, and the keys of random bits.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ BUFFERS, SCRATCH = 3, 2
 
 
 class Code(IntEnum):
-    """What an operation does. ``interpreter`` knows the same numbers, and that those before DIVIDE call a kernel."""
+    """What an operation does. ``interpreter`` knows the same numbers, and that those before DIVIDE call the kernel of a
+    method."""
 
     ENCODE = 0
     DECODE = 1
@@ -57,7 +58,7 @@ class Code(IntEnum):
     SUM_RECEIVED = 24
     OFFER = 25
     LEARN = 26
-    COMBINE = 27
+    REDUCE = 27
     PYTHON = 28
 
 
@@ -73,8 +74,7 @@ class Operation:
             next times begin at 0, or are stacked.
         buffer, offset, nbytes: the payload: place of the buffer, and which bytes of it; of REACH: where in the scratch
             memory the elements of other ranks are put, and bytes of those of one rank at a time.
-        kept, kept_at: place of the residual, and the element of it that belongs to the first one; ``kept_at`` of
-            COMBINE: 1 if the values that it cuts are counted.
+        kept, kept_at: place of the residual, and the element of it that belongs to the first one.
         key: place of the key.
         state: place of the state that the kernel gets; work: where in the scratch memory that of the kernel begins.
         listed: place from which on the list of addresses is that the kernel gets in place of a state; summary: byte of
@@ -84,14 +84,15 @@ class Operation:
             of messages; of LAP: 1 at the end and -1 at the beginning; of TILES: elements of one.
         other: of COPY and TAKE: the byte in the source; of SUM, WRITE and READ: the byte in the row; of REACH, FETCH
             and LEARN: the place of what is known of the memory of the other ranks, see ``OperationTable.reached``.
-            of COMBINE: the byte in the row of the window, or NOWHERE: rows are in the payload buffer, ``nbytes`` apart.
         call: the kernel.
-        first, whole: of ENCODE, DECODE and ADD: the number of the first element in its payload, and how many that has;
-            of FINALIZE: in its region;
-            of SUM_RECEIVED and COMBINE: the row of the tensor's own elements, which is not read, and the number of
-            rows; ``at`` of COMBINE is a byte; of REACH,
-            FETCH, OFFER and LEARN: ``whole`` is the number of tensors.
+        first, whole: of ENCODE, SUMMARISE, DECODE and ADD: the number of the first element in its payload, and how many
+            that has; of FINALIZE: in its region; of SUM_RECEIVED: the row of the tensor's own elements, which is not
+            read, and the number of rows; of REACH, FETCH, OFFER and LEARN: ``whole`` is the number of tensors.
         scratch: the values are in scratch memory instead; a sum of those of the tensor is written to it.
+
+    REDUCE is different: ``tensor`` is the place of any memory, and ``at`` a byte of it. The rows are in a payload
+    buffer, ``nbytes`` apart, or, where ``buffer`` is NOWHERE, in the window, from byte ``other`` of the row on.
+    ``first`` and ``whole`` are as of SUM_RECEIVED. ``kept_at`` is 1 if the values that it cuts are counted.
     """
 
     code: Code
@@ -143,12 +144,19 @@ class Operation:
             other=self.other + in_row,
         )  # fmt: skip
 
+    @property
+    def _elements(self) -> str:
+        """The values in words."""
+        first, last = self.at, self.at + self.size
+        if self.scratch:
+            return f"scratch {self.tensor - BUFFERS} [{first}:{last}]"
+        if self.tensor >= BUFFERS:
+            return f"tensor {self.tensor - BUFFERS} [{first}:{last}]"
+        return f"{_memory(self.tensor)} [{4 * first}:{4 * last}]"
+
     def __str__(self) -> str:
         """The operation in words, for ``explain --program``."""
-        elements = (
-            f"{'scratch' if self.scratch else 'tensor'} {self.tensor - BUFFERS} [{self.at}:{self.at + self.size}]"
-        )
-        in_row = f"[{self.other}:{self.other + 4 * self.size}]"
+        elements, in_row = self._elements, f"[{self.other}:{self.other + 4 * self.size}]"
         payload = f"{_memory(self.buffer)} [{self.offset}:{self.offset + self.nbytes}]"
         source = f"[{self.other}:{self.other + self.nbytes}]"
         kept = f" + residual at place {self.kept}" if self.kept != NOWHERE else ""
@@ -162,7 +170,9 @@ class Operation:
             Code.SUMMARISE: f"{elements}{kept} -> {summary}",
             Code.UPDATE: f"{payload} -> states from place {self.listed} on",
             Code.DIVIDE: elements,
-            Code.SUM: f"{elements} + {in_row} of the other rows, divided",
+            Code.SUM: f"{elements} + {in_row} of the other rows, divided"
+            if self.other >= 0
+            else f"{elements} + {_SLOTS}",
             Code.WRITE: f"{elements} -> own row {in_row}",
             Code.READ: f"row {self.number} {in_row} -> {elements}",
             Code.REACH: f"{elements} + the same of the other ranks, read from their memory, divided",
@@ -170,7 +180,7 @@ class Operation:
             Code.LAP: f"time {self.tensor} {'goes on' if self.number < 0 else 'pauses'}",
             Code.TILES: f"the next {self.tensor} by {self.number} of {self.size} elements at a time",
             Code.COPY: f"buffer {self.number} {source} -> {payload}",
-            Code.SHOW: f"{payload} -> own row",
+            Code.SHOW: f"{payload} -> own {'row' if self.other >= 0 else 'slot'}",
             Code.MEET: "barrier of the node",
             Code.TAKE: f"row {self.number} {source} -> {payload}",
             Code.SEND: f"{payload} -> rank {self.number}",
@@ -182,9 +192,13 @@ class Operation:
             Code.SUM_RECEIVED: f"{elements} + the other rows of {payload}, divided",
             Code.OFFER: f"where {self.whole} tensors begin -> own row",
             Code.LEARN: f"where {self.whole} tensors begin on the other ranks",
-            Code.COMBINE: f"{self.size} elements of {_memory(self.tensor)} from byte {self.at} on, with the other rows",
+            Code.REDUCE: f"{self.size} elements of {_memory(self.tensor)} from byte {self.at} on + "
+            + (_SLOTS if self.buffer == NOWHERE else f"the other rows of {_memory(self.buffer)}"),
             Code.PYTHON: f"stage {self.tensor}",
         }[self.code]
+
+
+_SLOTS = "the same of the other slots"
 
 
 def _memory(place: int) -> str:

@@ -60,7 +60,7 @@ def sum_halves_at(x, n, rows, stride, count, work, own, add, parameters, first, 
 
 @entries.Entry
 def max_at(x, n, rows, stride, count, work, own, add, parameters, first, whole):  # type: ignore[no-untyped-def]
-    """As ``numpy.maximum``, with whose NaN it goes on."""
+    """As ``numpy.maximum``; which of two zeros of different sign remains depends on the rank there, too."""
     out, span = entries.floats(x, n), entries.floats(rows, (count - 1) * (stride // 4) + n)
     for rank in range(count):
         row = span[rank * (stride // 4) : rank * (stride // 4) + n]

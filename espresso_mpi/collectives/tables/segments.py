@@ -48,7 +48,7 @@ def segment_table(
         elif isinstance(step, IdleStep):
             builder.idle(operations()[step.op].phases)
         elif step.of_summary:
-            builder.agree(nbytes, step.move, act, [1])
+            builder.reduce_summaries(nbytes, step.move, act, [1])
         else:
             _move(builder, step, act)
     table = builder.table()
@@ -79,7 +79,7 @@ def _move(builder: SummingBuilder, step: MoveStep, act: Act) -> None:
     if _packed(step):
         sources = operations()[step.op].payload_sources(step.move)
         if sources is None:
-            builder.total(step.op, step.move, act, [1])
+            builder.sum_payloads(step.op, step.move, act, [1])
         else:
             builder.move(step.op, step.move, sources, [1])
         return

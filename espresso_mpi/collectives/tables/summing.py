@@ -7,6 +7,7 @@ ones, each in one call of a kernel.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -15,12 +16,12 @@ from espresso_mpi.compressors.kernels.cpu import host
 
 from ..data.layout import Dense, Packed
 from ..messages.sum_calls import SMALL
-from ..messages.window_places import SLOT, SUMS_AT
+from ..messages.window_places import BEHIND_HEADER, SLOT
 from ..ops.allreduce import summed
 from ..ops.base import Move, operations
 from ..program import SummaryStep, UpdateStep, summary_sizes
 from .building import Act, TableBuilder, encodes_by_address, summaries_at
-from .exchanges import TENSOR, Exchange, Values, exchanges_of, messages_of, rows_of, sum_of
+from .exchanges import TENSOR, Exchange, SummedValues, exchanges_of, messages_of, rows_of, sum_of
 from .operations import NOWHERE, Code, Operation
 from .row_kernels import kernel_of
 
@@ -28,10 +29,10 @@ _FLOAT = 4
 
 
 class SummingBuilder(TableBuilder):
-    """A builder that also knows dense collectives by messages, summaries, sums of payloads, and updates."""
+    """The builder of tables. It also knows dense collectives by messages, summaries, sums of payloads, and updates."""
 
     def exchange(
-        self, op: str, move: Move, exchanges: Sequence[Exchange | None], at_once: bool, values: Values = TENSOR,
+        self, op: str, move: Move, exchanges: Sequence[Exchange | None], at_once: bool, values: SummedValues = TENSOR,
         weights: Sequence[int] = (1,),
     ) -> None:  # fmt: skip
         """A collective on the only tensor, by messages, or on other values.
@@ -83,7 +84,7 @@ class SummingBuilder(TableBuilder):
             what = f"summarise {steps[tensor][1]} of tensor {tensor}"
             self.python(by_python[tensor], what, summary=(first, edges[-1]))
 
-    def agree(self, nbytes: int, move: Move, by_python: Act, weights: Sequence[int]) -> None:
+    def reduce_summaries(self, nbytes: int, move: Move, by_python: Act, weights: Sequence[int]) -> None:
         """Reduce the summaries over the ranks whose payloads will be summed.
 
         Args:
@@ -98,24 +99,24 @@ class SummingBuilder(TableBuilder):
         if not self._sum_values("allreduce", move, [(0, whole)], first, weights):
             self.python(by_python, "allreduce of summaries", summary=(first, whole.size))
 
-    def total(self, op: str, move: Move, by_python: Act, weights: Sequence[int]) -> None:
+    def sum_payloads(self, op: str, move: Move, by_python: Act, weights: Sequence[int]) -> None:
         """Sum the payloads of all tensors, or pass on their sum; the header of each stays.
 
         Args:
             move: of the payloads; their bodies are summed as one array.
             by_python: does it, with ``data.payload``.
-            weights: as of ``agree``.
+            weights: as of ``reduce_summaries``.
         """
         self._flush()
         regions, inner = summed(move) if op == "allreduce" else ([], move)
         total, done = sum(region.size for region in regions), False
-        if total:
+        if op == "allreduce" and not total:
+            self.idle(operations()[op].phases)
+            return
+        if len(regions) == 1 or len(self.sizes) > 1:  # Python joins those of several tensors, and no others
             ends = accumulate((region.size for region in regions), initial=0)
-            joined = Move(
-                inner.context, inner.group, inner.index, (Dense(0, total),) * len(inner.group), inner.dtype,
-                inner.override,
-            )  # fmt: skip
-            done = self._sum_values(op, joined, list(zip(ends, regions)), 0, weights)
+            joined = replace(inner, before=(Dense(0, total),) * len(inner.group))
+            done = bool(total) and self._sum_values(op, joined, list(zip(ends, regions)), 0, weights)
         if not done:
             self.python(by_python, f"{op} of payloads", payload=True)
             if op == "broadcast" and move.index != move.context.root:
@@ -157,9 +158,9 @@ class SummingBuilder(TableBuilder):
         if exchanges is None:
             return False
         itemsize, other, joined = move.bytes_of(Dense(0, 1)), 1 - self._now, len(regions) > 1
-        values = Values(self._now, start + regions[0][1].start * itemsize, other, 0, itemsize)
+        values = SummedValues(self._now, start + regions[0][1].start * itemsize, other, 0, itemsize)
         if joined:
-            values = Values(other, 0, other, summaries_at(move.bytes_of(whole)), itemsize)
+            values = SummedValues(other, 0, other, summaries_at(move.bytes_of(whole)), itemsize)
             self._join(move, regions, start, to_other=True)
         self.exchange(op, move, exchanges, False, values, weights)
         if joined:
@@ -178,23 +179,23 @@ class SummingBuilder(TableBuilder):
                 copy = Operation(Code.COPY, buffer=self._now, offset=inside, nbytes=nbytes, number=other, other=joined)
             self._to.operations.append(copy)
 
-    def _sum_of(self, exchange: Exchange, move: Move, values: Values) -> Operation:
+    def _sum_of(self, exchange: Exchange, move: Move, values: SummedValues) -> Operation:
         """What makes one of the contributions to an exchange."""
         if _is_plain(move):
             return sum_of(exchange, move, self._to.divisor(move.reduce_op.divisor), values)
         whole, total = move.before[move.index], exchange.total
         counted = total != whole or move.index == 0  # where all members sum everything, one counts what is cut
-        return self._combined(
+        return self._reduced(
             move, total.size, values.start + total.start * values.itemsize, counted, tensor=values.place,
-            buffer=values.rows, offset=values.rows_at, nbytes=total.size * values.itemsize, other=NOWHERE,
+            buffer=values.rows, offset=values.rows_at, nbytes=total.size * values.itemsize,
         )  # fmt: skip
 
-    def _combined(self, move: Move, size: int, at: int, counted: bool, **rows: Any) -> Operation:
+    def _reduced(self, move: Move, size: int, at: int, counted: bool, **rows: Any) -> Operation:
         """Elements from a byte on, made one with those of other rows."""
         call = kernel_of(move.dtype, move.reduce_op)
         assert call is not None
         return Operation(
-            Code.COMBINE, at=at, size=size, kept_at=int(counted), number=self._to.parameters_of(call), call=call,
+            Code.REDUCE, at=at, size=size, kept_at=int(counted), number=self._to.parameters_of(call), call=call,
             first=move.index, whole=len(move.group), **rows,
         )  # fmt: skip
 
@@ -209,14 +210,18 @@ class SummingBuilder(TableBuilder):
         begin, shows, sums = self._to.mark(), list[Operation](), list[Operation]()
         divisor = self._to.divisor(move.reduce_op.divisor)
         for at, region in regions:
-            inside, place = start + move.bytes_of(Dense(0, region.start)), SUMS_AT + move.bytes_of(Dense(0, at))
-            in_row, nbytes = place - SLOT, move.bytes_of(region)  # a row begins behind its slot
+            inside, nbytes = start + move.bytes_of(Dense(0, region.start)), move.bytes_of(region)
+            in_row = BEHIND_HEADER - SLOT + move.bytes_of(Dense(0, at))  # a row begins behind its slot
             shows.append(Operation(Code.SHOW, buffer=self._now, offset=inside, nbytes=nbytes, other=in_row))
             if _is_plain(move):
                 first, size = inside // _FLOAT, region.size
                 sums.append(Operation(Code.SUM, self._now, first, size, number=divisor, other=in_row))
             else:
-                sums.append(self._combined(move, region.size, inside, move.index == 0, tensor=self._now, other=place))
+                sums.append(
+                    self._reduced(
+                        move, region.size, inside, move.index == 0, tensor=self._now, buffer=NOWHERE, other=in_row
+                    )
+                )
         self._to.operations += [*shows, Operation(Code.MEET), *sums]
         sent = move.bytes_of(whole) * (len(move.group) - 1)
         self._window += sent

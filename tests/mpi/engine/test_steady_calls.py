@@ -224,7 +224,9 @@ def test_small_calls_and_what_comes_between(world, monkeypatch, again, nodes):
     assert set(small) == ({kinds[nodes]} if even else set())
 
 
-@pytest.mark.parametrize(("nodes", "compressor"), [(0, "powersgd"), (1, "thc"), (3, "dgc:ratio=0.1")])
+@pytest.mark.parametrize(
+    ("nodes", "compressor"), [(0, "dgc:ratio=0.1"), (0, "acpsgd"), (1, "thc"), (3, "dgc:ratio=0.1")]
+)
 def test_small_calls_of_several_tensors(world, monkeypatch, again, nodes, compressor):
     """Of which one is skipped in the first step: what travels then is not the whole call."""
 

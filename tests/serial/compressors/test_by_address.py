@@ -10,6 +10,7 @@ from espresso_mpi.compressors import Context, get, names
 from espresso_mpi.compressors.by_address import KernelCall
 from espresso_mpi.compressors.dgc import Dgc
 from espresso_mpi.compressors.kernels.cpu import kept_entries, samples
+from espresso_mpi.compressors.powersgd import PowerSGD
 from espresso_mpi.compressors.qsgd import QSGD
 from espresso_mpi.compressors.signsgd import SignSGD
 from espresso_mpi.compressors.topk import TopK
@@ -36,6 +37,8 @@ DECODED = tuple(method for method in (*METHODS, *SUMMED) if get(method).decoder(
 SCALES = {"fp16": 60000, "threshold:value=1.5,values=fp16": 60000, "onebit_sgd": 1e37}
 """By which normal values are multiplied, so that some are cut."""
 SIGNATURE = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 11)
+RANKS, SHARE = 3, 0.5
+"""What kernels get that need the context."""
 GUARD = 64
 """Bytes behind memory that a kernel gets, which it must leave alone."""
 
@@ -53,7 +56,7 @@ def call(kernel, x, payload, residual, adding, first, last, state=None, listed=(
         listed: the arrays of which the kernel gets the addresses.
         memory: scratch memory and its guard, of parts that follow each other.
     """
-    passed = [1.0, 1.0, *kernel.passed] if kernel.circumstances else kernel.passed
+    passed = [RANKS, SHARE, *kernel.passed] if kernel.needs_context else kernel.passed
     parameters = np.array([one if isinstance(one, int | float) else one.address for one in passed], np.float64)
     kept, held = (0 if array is None else array[first:].ctypes.data for array in (residual, state))
     addresses = np.array([array.ctypes.data for array in listed], np.int64)
@@ -83,7 +86,7 @@ def test_parts_make_the_whole(method, feedback):
     residuals = [rng.standard_normal(N).astype(np.float32)] * 2 if feedback else [None, None]
     expected, found = (np.zeros(compressor.nbytes(N), np.uint8) for _ in range(2))
     residuals = [kept if kept is None else kept.copy() for kept in residuals]
-    context, kernel = Context(key=KEY), compressor.encoder(N)
+    context, kernel = Context(key=KEY, ranks=RANKS, share=SHARE), compressor.encoder(N)
     state = rng.standard_normal(N).astype(np.float32) if kernel.state else None
     context.state = {kernel.state: state.copy()} if kernel.state else {}
     compressor.encode(x, expected, residuals[0], context)
@@ -117,7 +120,7 @@ def test_payloads_that_are_summed(method, feedback):
     for _ in range(3):
         x = rng.standard_normal(N, dtype=np.float32)
         x[:2] = 1e38, np.float32(1e-40)
-        context = Context(key=KEY, shared=SHARED, state=states[0])
+        context = Context(key=KEY, shared=SHARED, state=states[0], ranks=RANKS, share=SHARE)
         expected, (found, guard) = np.zeros(compressor.nbytes(N), np.uint8), guarded(compressor.nbytes(N))
         if agreed is not None:
             summaries = np.empty((2, agreed.size), np.float32)
@@ -218,8 +221,11 @@ def test_numbers_of_a_choice_have_places():
 
 
 def test_what_a_kernel_calls_needs_nothing_but_parameters():
-    with pytest.raises(ValueError, match="expected a kernel that needs no key"):
+    with pytest.raises(ValueError, match="expected a kernel that needs nothing but parameters"):
         KernelCall(kept_entries.decode_at, calls=(get("int8:rounding=stochastic").encoder(N),))
+    for needs in ({"state": "a", "states": (("b", 1),)}, {"draws": True, "shares": True}):
+        with pytest.raises(ValueError, match="expected one state or a list of addresses, and one key"):
+            KernelCall(kept_entries.decode_at, **needs)
 
 
 @pytest.mark.parametrize(
@@ -228,6 +234,7 @@ def test_what_a_kernel_calls_needs_nothing_but_parameters():
         (TopK, "_encode_cpu", "encoder"), (TopK, "_choose_cpu", "encoder"), (TopK, "_decode_cpu", "decoder"),
         (TopKSampled, "_momentum_cpu", "encoder"), (Dgc, "_momentum_cpu", "encoder"),
         (SignSGD, "_encode_cpu", "encoder"), (SignSGD, "finalize", "finalizer"), (QSGD, "_decode_cpu", "decoder"),
+        (PowerSGD, "_summarise_cpu", "summariser"), (PowerSGD, "update_from_aggregate", "updater"),
     ],
 )  # fmt: skip
 def test_a_subclass_that_works_in_another_way_has_no_kernel_for_it(base, hook, kernel):

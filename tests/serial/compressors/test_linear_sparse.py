@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from espresso_mpi.compressors import Context, get
+from espresso_mpi.compressors.count_sketch import _drawn
 from espresso_mpi.compressors.kernels.cpu import count_sketch as sketching
 from espresso_mpi.errors import ConfigError
 
@@ -356,7 +357,7 @@ def test_count_sketch_explores():
         assert set(draw(seed, n, 50)) <= set(indices.tolist())
     assert c.contraction(n) == pytest.approx(0.05)
     few = get("count_sketch:ratio=0.001,explore=0.3")
-    drawn = [few._drawn(1000, Context(shared=seed)) for seed in range(2000)]
+    drawn = [_drawn(few, 1000, Context(shared=seed)) for seed in range(2000)]
     assert set(drawn) == {0, 1} and np.mean(drawn) == pytest.approx(0.3, abs=0.05)
     assert get("count_sketch:explore=0.0").contraction(n) == 0
 

@@ -1,6 +1,6 @@
 """Kernels by address of ``topk_chunked``: energies, the choice of chunks, and their values.
 
-Parameters are the numbers of FORM; of an encode, the circumstances before them and those of the choice behind them.
+Parameters are the numbers of FORM; of an encode, ranks and share before them and those of the choice behind them.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from . import entries, host, kept_entries, topk_chunked
+from .linear_sparse import padded
 from .sparse import zero
 
 LENGTH, CHUNKS, K, HEADER, HALVES, FORM = range(6)
@@ -17,15 +18,6 @@ header, and whether values are float16."""
 _summarise, _zero = topk_chunked.summarise.serial, zero.serial
 _take, _take_halves = topk_chunked.take_chunks.serial, topk_chunked.take_chunks_as_halves.serial
 _put, _put_halves = topk_chunked.put_chunks.serial, topk_chunked.put_chunks_of_halves.serial
-
-
-@host.inline
-def _doublings(ranks):  # type: ignore[no-untyped-def]
-    """As ``topk_chunked.doublings_of``."""
-    found = 0
-    while (1 << found) < ranks:
-        found += 1
-    return found
 
 
 @host.inline
@@ -51,8 +43,8 @@ def encode_at(x, n, payload, residual, state, work, key, add, parameters, first,
     summary = entries.floats(entries.integers(state, 1)[0], np.int64(form[CHUNKS]))
     head, indices, begin, size = _payload_at(payload, form)
     chosen, length = entries.floats(work, indices.size), np.int64(form[LENGTH])
-    kept_entries.choose_at(summary, indices, chosen, work + (4 * chosen.size + 15) // 16 * 16, numbers + 8 * FORM)
-    scale = topk_chunked.scale_of(chosen, _doublings(ranks)) if form[HALVES] != 0 else np.float32(1)
+    kept_entries.choose_at(summary, indices, chosen, work + padded(4 * chosen.size), numbers + 8 * FORM)
+    scale = topk_chunked.scale_of(chosen, topk_chunked.doublings_of(ranks)) if form[HALVES] != 0 else np.float32(1)
     head[0] = scale
     head[1 + indices.size :] = np.float32(0)
     values, kept = entries.floats(x, n), entries.floats_if(residual, n)

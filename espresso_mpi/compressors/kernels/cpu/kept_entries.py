@@ -164,7 +164,7 @@ def encode_at(x, n, payload, residual, state, work, key, add, parameters, first,
 
 @entries.Entry
 def encode_clipped_at(x, n, payload, residual, state, work, key, add, parameters, first, whole):  # type: ignore[no-untyped-def]
-    """After the circumstances: the largest norm on all ranks together, then as for ``encode_at``."""
+    """After ranks and share: the largest norm on all ranks together, then as for ``encode_at``."""
     given = entries.doubles(parameters, 3)
     limit = given[2] * math.sqrt(given[1] / given[0])
     factor = clipping.factor_of(entries.floats(x, n), limit, entries.words(work, clipping.sums_of(n)))

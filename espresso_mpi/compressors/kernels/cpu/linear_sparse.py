@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 from numba import prange
+from numba.extending import register_jitable
 
 from espresso_mpi.compressors.context import Context
 
@@ -23,9 +24,10 @@ CHUNK = 8192
 LARGEST = np.float32(np.finfo(np.float32).max)
 
 
+@register_jitable
 def padded(nbytes: int) -> int:
     """The next multiple of 16."""
-    return -(-nbytes // 16) * 16
+    return (nbytes + 15) // 16 * 16
 
 
 # --- draws ------------------------------------------------------------------------------------------------------------

@@ -31,7 +31,10 @@ _outer, _project_all_rows = lowrank.outer.serial, lowrank.project_all_rows.seria
 
 
 def scratch_of(m: Matrix, n: int) -> int:
-    """Bytes of scratch memory that encodes of n values need."""
+    """Bytes of scratch memory that encodes of n values need.
+
+    The last n values are used only where no residual holds them; before, no page of them is there.
+    """
     by_rows = m.groups * (m.cols + lowrank.filled_up(m.cols))
     by_columns = m.groups * (m.rows + -(-m.rows // CHUNK) * m.cols)
     return 8 * LANES + 4 * (max(by_rows, by_columns) + n)

@@ -19,7 +19,7 @@ _take, _decode = count_sketch.take.serial, sparse.decode.serial
 
 def scratch_of(n: int) -> int:
     """Bytes of scratch memory that an encode needs for the scores of n elements."""
-    return (4 * n + 15) // 16 * 16
+    return linear_sparse.padded(4 * n)
 
 
 @host.inline
@@ -51,7 +51,7 @@ def encode_at(x, n, payload, residual, state, work, key, add, parameters, first,
     indices, values = _payload_at(payload, form)
     _estimate(scores, _summary_at(state, form), np.int64(form[DEPTH]), seed)
     count_sketch.mark(scores, count_sketch.draws_of(indices.size, form[EXPLORE], seed), seed)
-    kept_entries.choose_at(scores, indices, values, work + (4 * n + 15) // 16 * 16, parameters + 8 * FORM)
+    kept_entries.choose_at(scores, indices, values, work + linear_sparse.padded(4 * n), parameters + 8 * FORM)
     end = 4 * indices.size
     entries.bytes_at(payload + end, np.int64(form[HEADER]) - end)[:] = np.uint8(0)
     _take(values, indices, entries.floats(x, n), entries.floats_if(residual, n))

@@ -10,7 +10,7 @@ import numpy as np
 from llvmlite import ir
 from numba import prange, types
 from numba.core import cgutils
-from numba.extending import intrinsic
+from numba.extending import intrinsic, register_jitable
 
 from . import host, vectors
 from . import linear_sparse as sparse
@@ -26,9 +26,13 @@ LEAST_BITS, MOST_BITS = (127 - 100) << 23, (127 + 100) << 23
 _TOP = 65504.0
 
 
+@register_jitable
 def doublings_of(ranks: int) -> int:
     """The power of two that the number of ranks does not exceed."""
-    return max(0, ranks - 1).bit_length()
+    found = 0
+    while (1 << found) < ranks:
+        found += 1
+    return found
 
 
 # --- normal values ----------------------------------------------------------------------------------------------------

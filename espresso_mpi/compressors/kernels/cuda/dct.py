@@ -151,7 +151,7 @@ def _make_tiles(load, multiply, put):  # type: ignore[no-untyped-def]
 # --- forward ----------------------------------------------------------------------------------------------------------
 
 
-def _make_one(value, keep):  # type: ignore[no-untyped-def]
+def _reduce_rows(value, keep):  # type: ignore[no-untyped-def]
     @cuda.jit(device=True)
     def one(x, residual, out, start, stop, block, table, values):  # type: ignore[no-untyped-def]
         """A block that may be cut short."""
@@ -182,7 +182,7 @@ def _make_forward(keep):  # type: ignore[no-untyped-def]
         for c in range(4):
             out[np.uint32(i + np.uint32(c * quarter))] = sums[4 * r + c]
 
-    one = _make_one(value, keep)
+    one = _reduce_rows(value, keep)
     tiles = _make_tiles(_make_load(value, keep), _make_multiply(False), put)
 
     @gpu.kernel("float32[::1], float32[::1], float32[::1], int64, uint64[::1], float32[::1], float32[::1]", keep=keep)

@@ -207,7 +207,7 @@ def _step(steps, b, most):  # type: ignore[no-untyped-def]
     return steps[b] if abs(steps[b]) <= most else np.float32(0)
 
 
-def _make_one(value):  # type: ignore[no-untyped-def]
+def _reduce_rows(value):  # type: ignore[no-untyped-def]
     """An element of any block, whose address takes many operations."""
 
     @cuda.jit(device=True)
@@ -231,7 +231,7 @@ def _bit(words, at, j):  # type: ignore[no-untyped-def]
 
 def _make_decode(add, powers):  # type: ignore[no-untyped-def]
     value = _make_value(add, powers)
-    one = _make_one(value)
+    one = _reduce_rows(value)
 
     @cuda.jit(device=True)
     def four(out, words, step, width, levels, start):  # type: ignore[no-untyped-def]
