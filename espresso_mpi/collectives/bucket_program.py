@@ -225,9 +225,8 @@ class BucketProgram:
         edges = list(itertools.accumulate(sizes, initial=0))
 
         def one(number: int, run: BucketRun) -> Progress:
-            return run.tensors[number].summarise(
-                *pairs[number], into=run.data.summary[slice(*edges[number : number + 2])]
-            )
+            own = run.data.summary[edges[number] : edges[number + 1]]
+            return run.tensors[number].summarise(*pairs[number], into=own)
 
         def summarise(run: BucketRun) -> Progress:
             run.data.summary = run.data.workspace.array("summary", edges[-1], np.float32, "cpu")
@@ -253,14 +252,10 @@ class BucketProgram:
         placed = [replace(step, packed=own) if any(step.packed.copies) else step for step, own in zip(steps, slots)]
         pairs = [(step, compressor_at(step.point, c)) for step, c in zip(placed, self._compressors)]
 
-        def one(number: int, bucket: BucketRun) -> Progress:
-            tensor = bucket.tensors[number]
-            tensor.data.payload = bucket.data.payload
-            return tensor.update(*pairs[number])
-
+        of_each = _with_payload(SegmentRun.update, pairs)
         if self._builder is not None:
-            self._builder.update(pairs, [partial(one, number) for number in range(len(pairs))])
-        return lambda bucket: itertools.chain.from_iterable(one(number, bucket) for number in range(len(pairs)))
+            self._builder.update(pairs, of_each)
+        return in_turn(of_each)
 
     def _take(self, compilation: Compilation, position: int) -> list[ProgramStep]:
         """The steps of one tensor for a step of the route."""
@@ -296,20 +291,21 @@ class BucketProgram:
         _, pairs = self._placed(steps)
         self._shared = None
 
-        def run(bucket: BucketRun) -> Progress:
-            for tensor, (step, compressor) in zip(bucket.tensors, pairs):
-                tensor.data.payload = bucket.data.payload
-                tensor.decode(step, compressor)
-            return iter(())
-
-        def one(number: int, bucket: BucketRun) -> Progress:
-            tensor = bucket.tensors[number]
-            tensor.data.payload = bucket.data.payload
-            return tensor.decode(*pairs[number])
-
+        of_each = _with_payload(SegmentRun.decode, pairs)
         if self._builder is not None:
-            self._builder.decode(pairs, [partial(one, number) for number in range(len(pairs))])
-        return run
+            self._builder.decode(pairs, of_each)
+        return in_turn(of_each)
+
+
+def _with_payload(act: Callable[..., Progress], pairs: Sequence[tuple[ProgramStep, Compressor]]) -> list[Stage]:
+    """For each tensor, what does something with its part of the payload."""
+
+    def one(number: int, bucket: BucketRun) -> Progress:
+        tensor = bucket.tensors[number]
+        tensor.data.payload = bucket.data.payload
+        return act(tensor, *pairs[number])
+
+    return [partial(one, number) for number in range(len(pairs))]
 
 
 def _of(taken: Sequence[Sequence[ProgramStep]], kind: type[P]) -> list[P]:
