@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,7 +15,7 @@ from ..messages.transport import Transport
 from . import expecting, interpreter, piggyback
 from .expected import SIZE, Expected, width_of
 from .one_call import RepeatedTable
-from .operations import BUFFERS, Code
+from .operations import Code, Operation
 from .running import TableRunner, compiled_messages, run_compiled
 
 _PATIENCE = 1.5
@@ -38,7 +37,6 @@ class ExpectedCall(RepeatedTable):
     def __init__(self, first: FirstMessages, room: Callable[[int], int], runner: TableRunner, *others: Any) -> None:
         self._expected, self._room, self._first = first.expected, room, first
         expected = self._expected
-        self._before = list[np.ndarray]()  # before the others: ``_prepared`` fills it
         super().__init__(runner, *others)
         transport = runner.transport
         self._window = transport.window_on_host(transport.node) if expected.meets or runner.by_window else None
@@ -47,17 +45,11 @@ class ExpectedCall(RepeatedTable):
         self._header, self._width = np.empty(0, np.uint8), 0
         self._gather: LeaderGather = _NO_GATHER
 
-    @property
-    def nbytes(self) -> int:
-        """See ``RepeatedTable``."""
-        return super().nbytes + sum(before.nbytes for before in self._before)
-
-    def _prepared(self, sizes: Sequence[int]) -> np.ndarray:
-        """Sums of the node replace the arrays before all headers are compared: these are copied like residuals."""
-        if self._expected.meets:
-            self._before = [np.empty(size, np.float32) for size in sizes]
-        copies = [(BUFFERS + n, device.begin_of(copy), copy.nbytes) for n, copy in enumerate(self._before)]
-        return np.append(super()._prepared(sizes), np.array(copies, np.int64).reshape(-1))
+    def _before_headers(self) -> Sequence[Operation]:
+        """See ``RepeatedTable``: what comes before the interpreter returns for the second time."""
+        operations = self._runner.table.operations
+        halts = [at for at, operation in enumerate(operations) if operation.code == Code.PYTHON]
+        return operations[: halts[1]]
 
     def _run(self, header: np.ndarray, ignored: int) -> int:
         if header is not self._header:
@@ -95,12 +87,6 @@ class ExpectedCall(RepeatedTable):
     def headers(self) -> Sequence[np.ndarray]:
         """See ``RepeatedTable``."""
         return self._gather.messages
-
-    def undo(self) -> None:
-        """See ``RepeatedTable``; the arrays as well."""
-        super().undo()
-        for place, before in zip(self._places[self._arrays].tolist(), self._before):
-            ctypes.memmove(place, before.ctypes.data, before.nbytes)
 
     def record(self) -> None:
         """See ``RepeatedTable``."""

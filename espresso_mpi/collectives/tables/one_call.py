@@ -6,6 +6,8 @@ interpreter. A step sets the address of its array, the keys of its random bits, 
 
 from __future__ import annotations
 
+import ctypes
+import itertools
 from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
@@ -22,7 +24,7 @@ from ..messages import headers
 from ..messages.window import SharedWindow
 from ..messages.window_places import BEHIND_HEADER
 from . import interpreter, piggyback
-from .operations import BUFFERS
+from .operations import BUFFERS, Code, Operation
 from .running import (
     TableRunner,
     compiled_messages,
@@ -55,6 +57,8 @@ class RepeatedTable:
         self._runner, self._least = runner, least
         self._kept = kept_arrays(runner, arrays, jobs)
         self._copies = [None if kept is None else np.empty_like(kept) for kept in self._kept]
+        changes = any(operation.changes_tensor for operation in self._before_headers())
+        self._before = [np.empty(x.size, np.float32) for x in arrays if changes]
         self._buffers = [np.empty(max(room, _ALIGN), np.uint8) for room in table.room]
         self._arrays = slice(BUFFERS, BUFFERS + table.tensors)
         self._places = places_of(runner, self._kept)
@@ -75,7 +79,7 @@ class RepeatedTable:
     @property
     def nbytes(self) -> int:
         """Bytes of memory that it keeps."""
-        kept = [*self._buffers, *(copy for copy in self._copies if copy is not None)]
+        kept: list[np.ndarray] = [*self._buffers, *self._before, *(copy for copy in self._copies if copy is not None)]
         return sum(array.nbytes for array in kept) + self._ledger.nbytes
 
     def _prepared(self, sizes: Sequence[int]) -> np.ndarray:
@@ -85,7 +89,14 @@ class RepeatedTable:
         for number, (kept, copy) in enumerate(zip(self._kept, self._copies)):
             if kept is not None and copy is not None:
                 setup += [self._arrays.stop + number, device.begin_of(copy), kept.nbytes]
+        for number, before in enumerate(self._before):
+            setup += [self._arrays.start + number, device.begin_of(before), before.nbytes]
         return np.array(setup, np.int64)
+
+    def _before_headers(self) -> Sequence[Operation]:
+        """The operations that run before all headers are compared."""
+        operations = self._runner.table.operations
+        return list(itertools.takewhile(lambda o: o.code not in (Code.MEET, Code.WAIT), operations))
 
     def _set(self, arrays: Sequence[np.ndarray], jobs: Sequence[Job], search: bool) -> None:
         """A step begins; arguments: as of ``run``."""
@@ -135,10 +146,12 @@ class RepeatedTable:
         """What all ranks have shown, whose headers differ; each begins with its header."""
 
     def undo(self) -> None:
-        """Leave residuals and states as they were."""
+        """Leave residuals and states as they were, and the arrays."""
         for kept, before in zip(self._kept, self._copies):
             if kept is not None and before is not None:
                 kept[:] = before
+        for place, array in zip(self._places[self._arrays].tolist(), self._before):
+            ctypes.memmove(place, array.ctypes.data, array.nbytes)
 
     def record(self) -> None:
         """Record the times of a step that has ended, its bytes, and values that were cut."""

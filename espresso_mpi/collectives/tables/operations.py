@@ -62,6 +62,12 @@ class Code(IntEnum):
     PYTHON = 28
 
 
+_CHANGING = frozenset(
+    (Code.DECODE, Code.ADD, Code.FINALIZE, Code.SUMMARISE, Code.DIVIDE, Code.SUM, Code.READ, Code.REACH, Code.FETCH,
+     Code.SUM_RECEIVED, Code.REDUCE)
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Operation:
     """One operation.
@@ -125,6 +131,13 @@ class Operation:
             self.kept, self.kept_at, self.key, self.number, self.other, address, self.first, self.whole, self.scratch,
             self.state, self.work, self.listed, self.summary,
         )  # fmt: skip
+
+    @property
+    def changes_tensor(self) -> bool:
+        """Whether elements of a tensor may be others afterwards."""
+        if self.tensor < BUFFERS or self.code not in _CHANGING:
+            return False
+        return self.scratch == (self.code == Code.SUMMARISE)  # that one copies its input to the tensor, if need be
 
     @property
     def grain(self) -> int:
