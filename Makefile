@@ -6,6 +6,8 @@ PYTHON ?= python3
 RANKS ?= 4 3 2
 # Jobs of tests at a time: one mostly waits while another computes. Each prints when it has ended.
 JOBS ?= 2
+# Which of the tests on ranks.
+PART ?= tests/mpi
 # A last resort: each test has a limit of its own, and a busy node takes long.
 MPI_TIMEOUT ?= 3600
 BENCH_TIMEOUT ?= 1800
@@ -71,7 +73,11 @@ $(VENV_DOCS)/.docs: pyproject.toml
 
 comma := ,
 
-MPI_TESTS = $(addprefix test-ranks-,$(RANKS)) test-gpu-sim
+# Those on 4 ranks take longest, so they are two jobs.
+RANK_JOBS = $(foreach n,$(RANKS),$(if $(filter 4,$(n)),4-collectives 4-others,$(n)))
+MPI_TESTS = $(addprefix test-ranks-,$(RANK_JOBS)) test-gpu-sim
+test-ranks-4-collectives: PART = tests/mpi/collectives
+test-ranks-4-others: PART = tests/mpi --ignore=tests/mpi/collectives
 
 # $(call side_by_side,DIRECTORY,OPTIONS,TARGETS): the targets in an environment, JOBS at a time, also after a failure.
 define side_by_side
@@ -96,9 +102,9 @@ test-serial:
 	@OMP_WAIT_POLICY=passive $(ENV)/bin/python -m pytest -q --color=no $(QUICK) -n $(WORKERS) --no-loadscope-reorder tests/serial
 
 test-ranks-%:
-	@echo "== tests/mpi on $* ranks ($(ENV))"
-	@$(ENV)/bin/espresso-mpi run -n $* --timeout $(MPI_TIMEOUT) -- \
-	  python -m mpi4py -m pytest --with-mpi -q --color=no $(QUICK) tests/mpi
+	@echo "== $(PART) on $(firstword $(subst -, ,$*)) ranks ($(ENV))"
+	@$(ENV)/bin/espresso-mpi run -n $(firstword $(subst -, ,$*)) --timeout $(MPI_TIMEOUT) -- \
+	  python -m mpi4py -m pytest --with-mpi -q --color=no $(QUICK) $(PART)
 
 test-gpu-sim:
 	@echo "== tests/gpu_sim: GPU sessions in numba's simulator, on 2 ranks ($(ENV))"
