@@ -17,12 +17,10 @@ from ..program import DecodeStep, EncodeStep, summary_sizes
 from . import passes
 from .early import with_sends
 from .emission import Emission
-from .operations import BUFFERS, Code, Operation, OperationTable, PythonStage
+from .operations import BUFFERS, Code, Operation, OperationTable, PythonStage, whole_lines
 from .passes import DenseMove
 
 Act = Callable[[Any], Iterator[None]]
-
-_LINE = 64
 
 
 def encodes_by_address(compressor: Compressor, packed: Packed) -> bool:
@@ -40,11 +38,6 @@ def decodes_by_address(compressor: Compressor, sizes: Sequence[int]) -> bool:
     if compressor.finalizes and any(compressor.finalizer(n) is None for n in sizes):
         return False
     return all(host.runs_serial(n) and compressor.decoder(n) is not None for n in sizes)
-
-
-def summaries_at(nbytes: int) -> int:
-    """The byte of the first payload buffer at which summaries begin, behind a payload of so many bytes."""
-    return -(-nbytes // _LINE) * _LINE
 
 
 class Ways(Protocol):
@@ -118,7 +111,7 @@ class TableBuilder:
         Summaries are behind the payload: those on which the ranks agree, see ``summing.SummingBuilder``.
         """
         sizes = [sum(summary_sizes(compressor, step.packed.copies[0])) for step, compressor in steps]
-        summaries = list(accumulate((4 * size for size in sizes), initial=summaries_at(nbytes)))
+        summaries = list(accumulate((4 * size for size in sizes), initial=whole_lines(nbytes)))
         if any(sizes):
             self._flush()
         self._hold(0, summaries[-1] if any(sizes) else nbytes)

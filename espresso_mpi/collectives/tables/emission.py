@@ -25,10 +25,10 @@ from .operations import (
     OperationTable,
     PythonStage,
     places_reached,
+    whole_lines,
 )
 
 _REACHING = (Code.REACH, Code.FETCH, Code.LEARN)
-_LINE = 64
 
 
 @dataclass
@@ -59,7 +59,7 @@ class Emission:
         tensors = len(self.sizes)
         residuals = BUFFERS + tensors
         there = residuals + len(self._kept)
-        keys, values = there + places_reached(self.reached, tensors), -(-self._scratch() // _LINE) * _LINE
+        keys, values = there + places_reached(self.reached, tensors), whole_lines(self._scratch())
         placed = [
             replace(o, kept=_after(residuals, o.kept), state=_after(residuals, o.state),
                     listed=_after(residuals, o.listed), key=_after(keys, o.key))

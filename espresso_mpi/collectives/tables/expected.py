@@ -14,7 +14,7 @@ import numpy as np
 
 from ..data.layout import Topology
 from ..messages.node_leaders import padded
-from .operations import SCRATCH, Code, Operation, OperationTable
+from .operations import SCRATCH, Code, Operation, OperationTable, whole_lines
 
 LONGEST = 4 << 10
 """Bytes of memory for a header, which has a bit for each call that ranks know."""
@@ -22,7 +22,6 @@ LONGEST = 4 << 10
 SIZE = 8
 """Bytes in front of a header: how many it has."""
 
-_LINE = 64
 _HALT = Operation(Code.PYTHON)
 """Where the interpreter returns: there is nothing for Python to do."""
 
@@ -56,7 +55,7 @@ class Expected:
 
 def width_of(header: int) -> int:
     """Bytes of a message with a header of so many."""
-    width = -(-(SIZE + header) // _LINE) * _LINE
+    width = whole_lines(SIZE + header)
     assert width <= LONGEST, "headers are not that long"
     return width
 

@@ -27,6 +27,14 @@ BUFFERS, SCRATCH = 3, 2
 """The first places: two payload buffers, and scratch memory for the values of a tile."""
 
 
+_LINE = 64
+
+
+def whole_lines(nbytes: int) -> int:
+    """The bytes of the cache lines that so many take."""
+    return -(-nbytes // _LINE) * _LINE
+
+
 class Code(IntEnum):
     """What an operation does. ``interpreter`` knows the same numbers, and that those before DIVIDE call the kernel of a
     method."""

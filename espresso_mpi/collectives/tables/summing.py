@@ -20,9 +20,9 @@ from ..messages.window_places import BEHIND_HEADER, SLOT
 from ..ops.allreduce import summed
 from ..ops.base import Move, operations
 from ..program import SummaryStep, UpdateStep, summary_sizes
-from .building import Act, TableBuilder, encodes_by_address, summaries_at
+from .building import Act, TableBuilder, encodes_by_address
 from .exchanges import TENSOR, Exchange, SummedValues, exchanges_of, messages_of, rows_of, sum_of
-from .operations import NOWHERE, Code, Operation
+from .operations import NOWHERE, Code, Operation, whole_lines
 from .row_kernels import kernel_of
 
 _FLOAT = 4
@@ -70,7 +70,7 @@ class SummingBuilder(TableBuilder):
         Args:
             by_python: what does it where there is no kernel; finds room for all summaries in ``data.summary``.
         """
-        first = summaries_at(nbytes)
+        first = whole_lines(nbytes)
         sizes = [sum(summary_sizes(compressor, step.packed.copies[0])) for step, compressor in steps]
         edges = list(accumulate(sizes, initial=0))
         self._hold(0, first + _FLOAT * edges[-1])
@@ -94,7 +94,7 @@ class SummingBuilder(TableBuilder):
             weights: of the bytes that are sent, how many are each tensor's.
         """
         self._flush()
-        whole, first = move.before[move.index], summaries_at(nbytes)
+        whole, first = move.before[move.index], whole_lines(nbytes)
         assert isinstance(whole, Dense)
         if not self._sum_values("allreduce", move, [(0, whole)], first, weights):
             self.python(by_python, "allreduce of summaries", summary=(first, whole.size))
@@ -160,7 +160,7 @@ class SummingBuilder(TableBuilder):
         itemsize, other, joined = move.bytes_of(Dense(0, 1)), 1 - self._now, len(regions) > 1
         values = SummedValues(self._now, start + regions[0][1].start * itemsize, other, 0, itemsize)
         if joined:
-            values = SummedValues(other, 0, other, summaries_at(move.bytes_of(whole)), itemsize)
+            values = SummedValues(other, 0, other, whole_lines(move.bytes_of(whole)), itemsize)
             self._join(move, regions, start, to_other=True)
         self.exchange(op, move, exchanges, False, values, weights)
         if joined:

@@ -28,11 +28,10 @@ class Entry:
 
     Args:
         function: gets the addresses of n float32 values, of a payload, of a residual and a state of n values (0: none)
-            or in place of that one of the list of ``KernelCall.listed``, of scratch memory, and of parameters, all
-            float64, some of which can be addresses; the key of the random
-            bits; and whether a decode adds. The payload is that of ``whole`` elements, of which the values are those
-            from ``first`` on, a multiple of ``KernelCall.grain``; the rest of it is left alone. An encode returns how
-            many values it cut, a decode 0.
+            or in place of a state of a list of addresses (``KernelCall.listed``), of scratch memory, and of parameters,
+            all float64, some of which can be addresses; the key of the random bits; and whether a decode adds. The
+            payload is that of ``whole`` elements, of which the values are those from ``first`` on, a multiple of
+            ``KernelCall.grain``; the rest of it is left alone. An encode returns how many values it cut, others 0.
             It allocates nothing that grows with n: numba only prints an exception here, and returns 0.
     """
 

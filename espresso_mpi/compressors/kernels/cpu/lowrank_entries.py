@@ -67,17 +67,15 @@ def _settled(n, residual, how, work):  # type: ignore[no-untyped-def]
 
 
 @host.inline
-def _rows_at(x, n, residual, how, q, out, work, form, subtract):  # type: ignore[no-untyped-def]
+def _rows_at(x, n, residual, q, out, work, form):  # type: ignore[no-untyped-def]
     rows, cols, rank, groups = _shape(form)
     stride, wide = lowrank.filled_up(cols), q
     if stride != cols:
         wide = entries.floats(work, groups * stride)
         work += 4 * wide.size
-    kept, how = _settled(n, residual, how, work)
-    subtract = subtract and residual != 0
-    _project_rows(
-        kept, entries.floats(x, n), how, q, wide, entries.floats(out, rank * rows), rows, cols, rank, subtract
-    )
+    kept, how = _settled(n, residual, lowrank.ADD, work)
+    given, product = entries.floats(x, n), entries.floats(out, rank * rows)
+    _project_rows(kept, given, how, q, wide, product, rows, cols, rank, residual != 0)
 
 
 @host.inline
@@ -173,7 +171,7 @@ def encode_by_turns_at(x, n, payload, residual, state, work, key, add, parameter
     if p_given:
         _columns_at(x, n, residual, lowrank.ADD, factor, body, work, form)
     else:
-        _rows_at(x, n, residual, lowrank.ADD, factor, body, work, form, True)
+        _rows_at(x, n, residual, factor, body, work, form)
     entries.floats(body, rank * max(rows, cols))[rank * (cols if p_given else rows) :] = np.float32(0.0)
     turn[0] = np.float32(1) - turn[0]
     return 0
