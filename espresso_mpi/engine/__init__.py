@@ -5,6 +5,7 @@ Calls:
 - ``intake``, ``calls``, ``inbox``: turn arguments into pending calls, and hold them until they are announced.
 - ``negotiation``, ``call_failures``, ``rounds``: rounds in which the ranks learn which calls the others have made.
 - ``latest_sum``: makes the latest dense sum again, with fewer checks.
+- ``sync_again``: makes a ``sync`` of compressed arrays, or of several dense ones, again.
 - ``expectation``: which call the ranks expect next.
 - ``announced_sizes``: sizes of parts that differ between ranks, and whether they fit.
 - ``lifecycle``, ``settling``: parts of the engine: calls come and end; what follows from a round.

@@ -21,10 +21,10 @@ from .dispatcher import Dispatcher
 from .driver import PAUSE, Driver
 from .gpu_ends import GpuEnds
 from .inbox import Inbox
-from .latest_sum import LatestSums
 from .negotiation import Negotiation
 from .nonfinite import NonFinite
 from .rounds import GRACE
+from .sync_again import SyncsAgain
 
 _ROUND_EVERY = 8
 """Progress steps between negotiation rounds while segments wait to start: a new call may be more urgent."""
@@ -37,7 +37,7 @@ _FRUITLESS = int(GRACE / PAUSE)
 """Negotiation rounds without a common call after which operations no longer wait for gradients planned before them."""
 
 
-class Engine(LatestSums):
+class Engine(SyncsAgain):
     """Runs the calls of one session.
 
     Args:

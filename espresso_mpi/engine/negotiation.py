@@ -240,10 +240,15 @@ class Negotiation(CallFailures):
         room = fast_path.room(size, self._transport) if idle else size
         return self._result(gather_small(self._transport, header, room), news)
 
-    def show(self, call: PendingCall, piggyback: Piggyback) -> RoundResult:
-        """As ``compare``, for the only call in front, which is waited for: its data are piggybacked on the header."""
+    def show(self, call: PendingCall, piggyback: Piggyback, header: np.ndarray | None = None) -> RoundResult:
+        """As ``compare``, for the only call in front, which is waited for: its data are piggybacked on the header.
+
+        Args:
+            header: of the call, as of ``repeated_header``, if it is known.
+        """
         assert call.number is not None
-        return self._shown(self._header(_alone(piggyback.unsearched), (call.number,)), piggyback, call.number)
+        shown = self._header(_alone(piggyback.unsearched), (call.number,)) if header is None else header
+        return self._shown(shown, piggyback, call.number)
 
     def repeated_header(self, call: PendingCall, signature: tuple[Any, ...], unsearched: bool) -> np.ndarray | None:
         """The header for a call that has begun before, as of ``show``; None: it has no number, or must not be shown.

@@ -71,25 +71,45 @@ class Piggybacking:
                 return None
             return DensePiggyback(self._transport, known, self._dense.data_of(exchange.moves, exchange.sizes))
         assert call.batch is not None
-        unexpected = call.number != expected and self._piggybacks.expects(call.number)
-        small, state = () if unexpected else self._piggybacks.buckets_of(call.number), self.sync_state
+        return self.piggyback_sync(call.number, call.batch, [g.array for g in call.gradients], expected, search)
+
+    def piggyback_sync(
+        self, number: int, batch: Batch, arrays: Sequence[Any], expected: int | None, search: bool
+    ) -> Piggyback | None:
+        """As ``piggyback``, for a call that synchronises gradients.
+
+        Args:
+            number, batch: of the call.
+            arrays: its gradients; flat, of float16 and bfloat16 the bits.
+        """
+        unexpected = number != expected and self._piggybacks.expects(number)
+        small, state = () if unexpected else self._piggybacks.buckets_of(number), self.sync_state
         steps = [state.counts[bucket.name] for bucket in small]
         if small and min(steps) >= self._options.dense_steps:
             jobs = [self._jobs.job(bucket, step, state, self.seed) for bucket, step in zip(small, steps)]
-            program = self._piggybacks.program_of(call.number) or self._program_of(small, steps[0])
-            arrays = [call.gradients[bucket.members[0][1].index].array for bucket in small]
-            return self._piggybacks.piggyback(call.number, program, arrays, jobs, state, search)
-        if search and not self.value_check(call.batch).pending:
+            program = self._piggybacks.program_of(number) or self._program_of(small, steps[0])
+            first = [arrays[bucket.members[0][1].index] for bucket in small]
+            return self._piggybacks.piggyback(number, program, first, jobs, state, search)
+        if search and not self.value_check(batch).pending:
             return None
-        buckets = self._fast.get(call.number)  # known once the call was run
-        if not buckets or fast_path.adds_residual(call.batch, self.sync_state.store):
+        buckets = self._fast.get(number)  # known once the call was run
+        if not buckets or fast_path.adds_residual(batch, self.sync_state.store):
             return None
-        arrays = [gradient.array for gradient in call.gradients]
         if self._window is None:
             return fast_path.Piggyback(self._transport, buckets, arrays)
-        check = ValueCheck(self.value_check(call.batch).limit, pending=search)
+        check = ValueCheck(self.value_check(batch).limit, pending=search)
         made = fast_path.NodePiggyback(self._transport, self._window, buckets, arrays, check)
         return made if made.searches or not search else None
+
+    def goes_by_table(self, number: int) -> bool:
+        """Whether the data of a call are payloads."""
+        return bool(self._piggybacks.buckets_of(number))
+
+    def may_repeat(self, number: int, batch: Batch) -> bool:
+        """Whether a call that has ended may be made again by ``piggyback_sync``, which searches its values."""
+        if self.goes_by_table(number):
+            return self._piggybacks.knows(batch)
+        return self._window is not None and bool(self._fast.get(number)) and self.value_check(batch).pending
 
     def expects(self, number: int) -> bool:
         """Whether the ranks make a call in the way of expected ones, if they expect it."""

@@ -46,10 +46,14 @@ class Rounds(Settling):
         if expected is not None and not _is_expected(piggyback):
             piggyback = None  # it is declined first, in an ordinary round
         result = None if piggyback is None else self._timed([call], lambda: negotiation.show(call, piggyback))
+        self._go_on(call, result, sent)
+
+    def _go_on(self, call: PendingCall, result: RoundResult | None, sent: Any) -> None:
+        """Go on with a call whose header was shown; ``result``, ``sent``: as of ``_make_anew`` and ``_settle``."""
         if result is None or result.odd or result.not_made:
             self._make_anew(call, result, sent)
             return
-        negotiation.declare(call)
+        self._negotiation.declare(call)
         self._settle([call], result, sent)
 
     def _make_anew(self, call: PendingCall, result: RoundResult | None, sent: Any) -> None:

@@ -52,12 +52,16 @@ class Settling(Lifecycle):
 
     def _run_fast_path(self, call: PendingCall, result: RoundResult, sent: Any) -> None:
         """Finish the one call whose data all ranks have sent with their headers."""
+        self._end_fast_path(call, result, sent)
+        self._negotiation.next_of(call.key)
+        self._finish(call)
+
+    def _end_fast_path(self, call: PendingCall, result: RoundResult, sent: Any) -> None:
+        """The data of a call have come with the headers of all ranks."""
         assert result.piggyback is not None
         self._dispatcher.finish_piggyback(call, result.piggyback, result.messages, self._negotiation.header_size, sent)
-        self._negotiation.next_of(call.key)
         self._quiet, self._since_round = True, 0
         self._progressed()
-        self._finish(call)
 
     def _start(self, common: int) -> None:
         """Start the calls that all ranks have made."""

@@ -4,7 +4,8 @@
 - ``planning``: measures, records steps, and changes plans.
 - ``checkpoints``: saves and loads checkpoints.
 - ``handles``: what stands for a call that has not finished.
-- ``calling``, ``collectives``, ``exchanges``, ``halves``, ``copies``, ``repeated``: collectives as calls.
+- ``calling``, ``collectives``, ``exchanges``, ``halves``, ``copies``: collectives as calls.
+- ``repeated``, ``known_syncs``: calls that are made again with arrays like those before.
 - ``memory``: memory that the ranks of a node share.
 - ``missing``: gradients that some ranks do not have.
 

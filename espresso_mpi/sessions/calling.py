@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ..arrays.buffers import Gradient, adopt_gradient
+from ..arrays.buffers import Gradient
 from ..arrays.same_memory import is_torch_tensor, of_any, version_of
 from ..engine.batches import Batch
 from ..engine.calls import Exchange, PendingCall
@@ -23,6 +23,7 @@ from .base import SessionBase
 from .copies import Splits
 from .exchanges import Taken
 from .handles import Handle
+from .known_syncs import KnownSync, KnownSyncs, synced
 from .repeated import Repeated, RepeatedCalls, key_of
 
 Plain = tuple[Any, Any, Any] | None
@@ -50,6 +51,10 @@ class Calling(SessionBase):
     @cached_property
     def _repeated(self) -> RepeatedCalls:
         return RepeatedCalls(moves_data=self.shares_memory)
+
+    @cached_property
+    def _repeated_syncs(self) -> KnownSyncs:
+        return KnownSyncs()
 
     @cached_property
     def _barrier(self) -> PendingCall:
@@ -154,12 +159,21 @@ class Calling(SessionBase):
         return result if ended is placeholder else ended.result
 
     def _repeat_sync(self, grads: Any, title: str) -> Any:
-        """``grads``, one array, synchronised as one like it was before; ``NotImplemented``: take the ordinary path."""
+        """``grads`` synchronised as others like them were before; ``NotImplemented``: take the ordinary path."""
         if self._clock is not None or self._options.debug:
             return NotImplemented
         name, x = _only_array(grads)
-        if x is None:
+        if x is not None:
+            found = self._repeat_dense(name, x, grads, title)
+            if found is not NotImplemented:
+                return found
+        known, arrays = self._repeated_syncs.find(grads)
+        if known is None or not self._sync_again(known, grads, arrays, title):
             return NotImplemented
+        return grads
+
+    def _repeat_dense(self, name: str | None, x: np.ndarray, grads: Any, title: str) -> Any:
+        """As ``_repeat_sync``, of one array, if it is dense."""
         self._held.release()
         latest, self._latest = self._latest, None
         if latest is not None and latest.fits(name, x) and self._sum_again(latest, x, title):
@@ -175,7 +189,7 @@ class Calling(SessionBase):
             moves.check = engine.value_check(batch)
             return moves.check.pending or engine.nonfinite.finds_nothing(batch, moves.x)
 
-        if self._repeat(known, x, None, lambda: _synced(x, batch, title), allowed) is NotImplemented:
+        if self._repeat(known, x, None, lambda: synced(x, (x,), batch, title), allowed) is NotImplemented:
             return NotImplemented
         if known.again is None or known.again is latest:  # which could not be made again in that way
             known.again = engine.latest_sum(known.signature, placeholder, batch, name, x)
@@ -189,7 +203,7 @@ class Calling(SessionBase):
         if memory is not None and not claims.claim_alone(memory):
             return False
         try:
-            ended = self._engine.sum_again(latest, x, title, lambda: _synced(x, latest.batch, title))
+            ended = self._engine.sum_again(latest, x, title, lambda: synced(x, (x,), latest.batch, title))
         finally:
             if memory is not None:
                 claims.drop(memory)
@@ -200,8 +214,26 @@ class Calling(SessionBase):
             self._latest = latest
         return ended is not None
 
+    def _sync_again(self, known: KnownSync, grads: Any, arrays: Sequence[np.ndarray], title: str) -> bool:
+        """Make a sync once more; False: it must take the ordinary path."""
+        self._held.release()
+        claims, start = self._intake.claims, time.perf_counter()
+        memory = Alone(arrays, title) if self.guards_memory else None
+        if memory is not None and not claims.claim_alone(memory):
+            return False
+        try:
+            ended = self._engine.sync_again(known.sync, arrays, title, lambda: known.call(grads, arrays, title))
+        finally:
+            if memory is not None:
+                claims.drop(memory)
+            self._seconds += time.perf_counter() - start
+        if ended is not None and ended.error is not None:
+            _raise_error_of(ended)
+        return ended is not None
+
     def _remember_sync(self, grads: Any, call: PendingCall) -> None:
-        """A call of ``sync`` has ended well; if it was that of one dense array, others like it may run quicker."""
+        """A call of ``sync`` has ended well: others like it may run quicker."""
+        self._repeated_syncs.remember(grads, call, self._engine.repeated_sync)
         name, x = _only_array(grads)
         if x is not None and x.size:
             self._repeated.remember(("sync", "", name, x.shape, x.dtype), call, x, True)
@@ -209,6 +241,7 @@ class Calling(SessionBase):
     def _follow(self, options: Options, sync_state: SyncState | None = None) -> None:
         super()._follow(options, sync_state)
         self._repeated.forget()
+        self._repeated_syncs.forget()
         self._latest = None
 
     def _repeat_barrier(self) -> bool:
@@ -241,11 +274,6 @@ def _only_array(grads: Any) -> tuple[Any, Any]:
         if type(name) is not str:
             return None, None
     return (name, grads) if type(grads) is np.ndarray else (None, None)
-
-
-def _synced(x: np.ndarray, batch: Batch, title: str) -> PendingCall:
-    """The call of ``sync`` with one array."""
-    return PendingCall(("sync", ""), x, [adopt_gradient(batch.specs[0].name, x)], batch, title=title)
 
 
 def _barrier() -> PendingCall:

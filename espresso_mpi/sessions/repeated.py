@@ -20,7 +20,7 @@ from ..engine.calls import PendingCall
 from ..engine.dense_piggyback import Agreeing, Combining, Copying, Scattering, Summing
 from ..engine.latest_sum import LatestSum
 
-_PLAIN, _WRITABLE = 0x1 | 0x100, 0x400
+PLAIN, WRITABLE = 0x1 | 0x100, 0x400
 """numpy's flags of an array that is C-contiguous and aligned, and of one that may be written to."""
 
 IN_PLACE = ("allreduce", "reduce", "broadcast", "sync")
@@ -97,15 +97,15 @@ class Repeated:
 
     def _result(self, x: np.ndarray, out: Any) -> Any:
         """The array that receives the result, None if there is none; ``NotImplemented`` if the arrays do not fit."""
-        if x.flags.num & _PLAIN != _PLAIN:
+        if x.flags.num & PLAIN != PLAIN:
             return NotImplemented
         if out is None:
             if self.in_place:
-                return x if x.flags.num & _WRITABLE else NotImplemented
+                return x if x.flags.num & WRITABLE else NotImplemented
             return None if self.shape is None else np.empty(self.shape, x.dtype)
         wanted = x.shape if self.in_place else self.shape
         fits = type(out) is np.ndarray and out.shape == wanted and out.dtype == x.dtype and out is not x
-        if not fits or out.flags.num & (_PLAIN | _WRITABLE) != _PLAIN | _WRITABLE:
+        if not fits or out.flags.num & (PLAIN | WRITABLE) != PLAIN | WRITABLE:
             return NotImplemented
         return out
 
