@@ -27,7 +27,7 @@ from ..collectives.progress import Progress
 from ..errors import EspressoError
 from ..tracing.ledger import Ledger, LedgerInterval
 from ..tracing.recording import Recorder
-from . import fast_path
+from . import fast_path, piggyback_limit
 from .batches import Bucket
 
 _NOT_YET, _NO_PARTS = Agreed(0.0), Parts((), (), (), (), shared=True)
@@ -198,10 +198,8 @@ class Summing:
 
     def begin(self, agreed: AgreedSums | NodeSums | NodeAgreement, header: np.ndarray, ignored: int) -> bool:
         """See ``PiggybackData``."""
-        if isinstance(agreed, AgreedSums):
+        if isinstance(agreed, AgreedSums | NodeSums):
             return agreed.reduce(header, ignored, self.x, self.reads, self.check)
-        if isinstance(agreed, NodeSums):
-            return agreed.reduce(header, ignored, self.x, self.reads)
         return agreed.agree(header, ignored)
 
 
@@ -345,7 +343,8 @@ class DensePiggybacks:
             self.known[number] = PreparedCall(NodeAgreement(transport, self._room), self._recorder)
 
     def _room(self, header_size: int) -> int:
-        return fast_path.room(header_size, self._transport)
+        """As ``fast_path.room`` on several nodes."""
+        return fast_path.start_of(header_size) + piggyback_limit.room(self._transport)
 
     def data_of(self, moves: PiggybackData, sizes: np.ndarray | None) -> PiggybackData:
         """What is piggybacked of a call; arguments: as of ``Exchange``."""
@@ -358,7 +357,7 @@ class DensePiggybacks:
     def sums(self, number: int, bucket: Bucket, x: np.ndarray, header_size: int) -> PreparedCall:
         """What sums the one array of a call; ``header_size``: bytes of the headers by now."""
         found = self.known.get(number)
-        if found is None or (isinstance(found.agreed, NodeSums) and found.agreed.start < header_size):
+        if found is None or (isinstance(found.agreed, NodeSums) and not found.agreed.takes(header_size)):
             made = self._on_nodes(bucket, x, header_size) if self._window is None else self._on_node(bucket, x)
             found = self.known[number] = made
         return found
@@ -384,7 +383,7 @@ class DensePiggybacks:
         topology = transport.topology.undivided if bucket.total else transport.topology
         stages, start = fast_path.stages_of(bucket.strategy.route, topology), fast_path.start_of(header_size)
         sums = NodeSums(transport, self._room, stages, x.size, bucket.dtype, x.dtype, start)
-        return PreparedCall(sums, self._recorder, _wire(bucket, "flat", *sums.sent))
+        return PreparedCall(sums, self._recorder, _CHECK, _wire(bucket, "flat", *sums.sent))
 
     def forget(self) -> None:
         """The numbers of calls have become invalid."""

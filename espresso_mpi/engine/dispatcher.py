@@ -59,7 +59,6 @@ class Dispatcher(Piggybacking):
         pending_groups: tensors that wait for the rest of their group.
         tally: counts values that were clipped to the range of their type.
         executors: what runs each compressed bucket, in words.
-        expecting: whether ranks can expect calls.
     """
 
     def __init__(
@@ -68,7 +67,7 @@ class Dispatcher(Piggybacking):
     ) -> None:  # fmt: skip
         self._transport, self._options, self.sync_state, self._recorder = transport, options, sync_state, recorder
         self._nonfinite, self._finish, self._window = nonfinite, finish, fast_path.window_of(transport)
-        self.seed, self.expecting = options.seed, self._window is None
+        self.seed = options.seed
         self.value_check = nonfinite.value_check if self._window is not None else _no_check
         self.tally: Counter[str] = Counter()
         self.running: dict[PendingCall, None] = {}

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ..collectives.messages.sum_calls import AgreedSums, ValueCheck
+from ..collectives.messages.agreed_nodes import NodeSums
+from ..collectives.messages.sum_calls import NO_CHECK, AgreedSums, ValueCheck
 from .batches import Batch
 from .calls import PendingCall
 from .dense_piggyback import DensePiggyback, PreparedCall, Summing
@@ -27,7 +28,7 @@ class LatestSum:
     Attributes:
         signature, placeholder, batch: of the call, as of ``Rounds.repeat``.
         prepared: what runs it; sums: its kernel.
-        check: of its values.
+        check: of its values; unsearched: whether the header says that they are not searched yet.
         name: the name of the array, if it has one.
         shape: of the array, which is float32.
     """
@@ -36,8 +37,9 @@ class LatestSum:
     placeholder: PendingCall
     batch: Batch
     prepared: PreparedCall
-    sums: AgreedSums
+    sums: AgreedSums | NodeSums
     check: ValueCheck
+    unsearched: bool
     name: str | None
     shape: tuple[int, ...]
 
@@ -57,43 +59,44 @@ class LatestSums(Rounds):
     ) -> LatestSum | None:
         """What ``sum_again`` takes for calls like the one that has just ended; None: ``repeat`` must make them.
 
-        That is so on several nodes, and where values are searched before the sum. Other types than float32 are summed
-        as other arrays, such as their bits.
+        That is so where several threads search the values. Other types than float32 are summed as other arrays, such
+        as their bits.
 
         Args:
             signature, placeholder, batch: as of ``repeat``, which has made the call.
             name, x: the array.
         """
-        prepared, check = self._dispatcher.known_sum(placeholder.number), self.value_check(batch)
-        if prepared is None or not isinstance(prepared.agreed, AgreedSums) or x.dtype != np.float32:
+        prepared = self._dispatcher.known_sum(placeholder.number)
+        if prepared is None or not isinstance(prepared.agreed, AgreedSums | NodeSums) or x.dtype != np.float32:
             return None
+        check, unsearched = self.value_check(batch), self.value_check(batch).pending
+        if isinstance(prepared.agreed, NodeSums):  # which searches before it shows anything
+            check = self.nonfinite.value_check(batch)
         if batch.portions and not check.pending:
             return None
-        return LatestSum(signature, placeholder, batch, prepared, prepared.agreed, check, name, x.shape)
+        return LatestSum(signature, placeholder, batch, prepared, prepared.agreed, check, unsearched, name, x.shape)
 
     def sum_again(
         self, latest: LatestSum, x: np.ndarray, title: str, real: Callable[[], PendingCall]
     ) -> PendingCall | None:
-        """As ``repeat``, of an array that fits; ``title``: of the call in messages.
-
-        Sessions on one node with a shared window, which have such sums, expect no calls.
-        """
+        """As ``repeat``, of an array that fits; ``title``: of the call in messages."""
         driver, placeholder, prepared, check = self._driver, latest.placeholder, latest.prepared, latest.check
         if self.unfinished or not driver.take():
             return None
         try:
             x = x if x.ndim == 1 else x.ravel()
-            header = self._repeatable(placeholder, latest.signature, check.pending)
-            if header is None or not self._dispatcher.still_sums(header[0], prepared):
+            header = self._repeatable(placeholder, latest.signature, latest.unsearched)
+            if header is None or not self._may_sum_again(latest, header[0], header[1].size):
                 return None
             self.unfinished[id(placeholder)] = placeholder
             placeholder.title = self._transport.waiter.what = title
             if latest.sums.reduce(header[1], OWN_STATE, x, True, check):
                 del self.unfinished[id(placeholder)]
+                self._negotiation.came(header[0])
                 self._end_repeated(header[0], prepared)
                 return placeholder
             moves = Summing(x, True)
-            moves.check = check
+            moves.check = check if latest.unsearched else NO_CHECK
             ended = self._await_repeated(placeholder, DensePiggyback(self._transport, prepared, moves, False), real)
         except BaseException as error:
             self._failed_repeat(x, error)
@@ -101,3 +104,9 @@ class LatestSums(Rounds):
         finally:
             driver.leave()
         return self._ended_repeated(placeholder, ended)
+
+    def _may_sum_again(self, latest: LatestSum, number: int, header_size: int) -> bool:
+        """Whether nothing has changed that a sum depends on, and the ranks expect no other call."""
+        if not self._dispatcher.still_sums(number, latest.prepared):
+            return False
+        return latest.sums.takes(header_size) and self._negotiation.expected(idle=True) is None

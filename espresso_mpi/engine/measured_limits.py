@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
-from weakref import WeakKeyDictionary
+from collections.abc import Callable, Collection, Mapping
 
 from ..collectives.messages.transport import Transport
 from ..collectives.messages.uncounted import uncounted
 from ..types import Route
 
 _LOG = logging.getLogger("espresso_mpi")
+
+_NONE: Mapping[Route, int] = {}
 
 
 class MeasuredLimits:
@@ -22,11 +23,10 @@ class MeasuredLimits:
 
     def __init__(self, message: str) -> None:
         self._message = message
-        self._known: WeakKeyDictionary[Transport, dict[Route, int]] = WeakKeyDictionary()
 
     def of(self, transport: Transport, route: Route, measure: Callable[[], int]) -> int:
         """The limit in bytes; ``measure`` is called if it is not known yet. Collective then."""
-        known = self._known.setdefault(transport, {})
+        known = transport.measured.setdefault(self, {})
         if route not in known:
             with uncounted(transport):
                 known[route] = measure()
@@ -36,4 +36,4 @@ class MeasuredLimits:
 
     def known(self, transport: Transport) -> Collection[int]:
         """The limits that have been measured."""
-        return self._known.get(transport, {}).values()
+        return transport.measured.get(self, _NONE).values()

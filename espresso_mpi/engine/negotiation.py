@@ -98,10 +98,12 @@ class Numbered(Protocol):
     """What is known of calls by their numbers: called on all ranks at once, and all of them get the same answers.
 
     Attributes:
-        expecting: whether ranks can expect calls.
+        expecting: whether there is a call that they may expect.
     """
 
-    expecting: bool
+    @property
+    def expecting(self) -> bool:
+        """See above."""
 
     def forget_numbers(self) -> None:
         """The numbers have become invalid."""
@@ -302,6 +304,8 @@ class Negotiation(CallFailures):
 
     def _learn(self, number: int | None) -> None:
         """The ranks have made a call, as the only one of each, by an exchange of headers; None: they have not."""
+        if not self._numbered.expecting:
+            return
         if number is not None and number == self._expectation.asked:
             self._numbered.failed_to_expect(number)
         self._expectation.came(number)

@@ -111,6 +111,11 @@ class Piggybacking:
             return self._piggybacks.knows(batch)
         return self._window is not None and bool(self._fast.get(number)) and self.value_check(batch).pending
 
+    @property
+    def expecting(self) -> bool:
+        """Whether there is a call that the ranks may expect. The same on all ranks in each round."""
+        return self._window is None and self._piggybacks.expecting
+
     def expects(self, number: int) -> bool:
         """Whether the ranks make a call in the way of expected ones, if they expect it."""
         return self._piggybacks.expects(number)

@@ -171,6 +171,11 @@ class TablePiggybacks:
             self._expected[number] = FirstMessages(found, transport) if found is not None and fits else None
         return self.expects(number)
 
+    @property
+    def expecting(self) -> bool:
+        """Whether it was found out of any call whether the ranks can expect it."""
+        return bool(self._expected)
+
     def expects(self, number: int) -> bool:
         """Whether the ranks make a call in the way of expected ones, if they expect it."""
         return self._expected.get(number) is not None

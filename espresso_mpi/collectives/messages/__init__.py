@@ -17,6 +17,7 @@ Agreement:
 
 - ``agreement``: small exchanges among all ranks.
 - ``leader_gather``, ``node_leaders``, ``dissemination``: the same between nodes, in one compiled call.
+- ``node_sums``: compiled: short sums over several nodes.
 - ``agreed_nodes``: calls over several nodes that begin with the exchange of headers.
 - ``part_sizes``: compares what ranks send to each other with what they expect.
 - ``headers``, ``agreed``, ``agreed_copies``, ``agreed_sums``, ``sum_calls``: collectives that begin with the

@@ -11,16 +11,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from espresso_mpi.arrays import device
-from espresso_mpi.compressors.kernels.cpu import host
 
 from ..data.reduction import arithmetic
+from . import node_sums
 from .agreed import Agreed
-from .agreed_copies import ANSWERED, ENDED, MARKS
-from .headers import note
+from .agreed_copies import ANSWERED, MARKS
 from .leader_gather import gather_for
 from .node_leaders import padded
 from .part_sizes import unequal
-from .shared_memory import LOG, copy, sum_rows
+from .sum_calls import NO_CHECK, ValueCheck
 from .transport import Transport
 
 ALIGN = 64
@@ -44,29 +43,6 @@ class Stages(NamedTuple):
         return np.array(ranks, np.int64), np.cumsum([0, *map(len, self.groups)], dtype=np.int64)
 
 
-@host.inline
-def _stack(memory, places, start, ranks, stack, n):  # type: ignore[no-untyped-def]
-    """Copy the data of all ranks, in this order, to rows of ``n`` elements."""
-    for row in range(ranks.size):
-        at = (places[ranks[row], 0] + start) // memory.itemsize
-        copy(stack[row * n : (row + 1) * n], memory[at : at + n])
-
-
-@host.inline
-def _mean(x, stack, means, firsts, inner, outer):  # type: ignore[no-untyped-def]
-    """``x`` becomes the sum of the rows; see ``mean_of_rows``. Returns how many sums were cut."""
-    n, groups, cut = x.size, firsts.size - 1, 0
-    for group in range(groups):
-        out = x if groups == 1 else means[group * n : (group + 1) * n]
-        rows = stack[firsts[group] * n : firsts[group + 1] * n]
-        copy(out, rows[:n])
-        cut += sum_rows(out, rows, n, firsts[group + 1] - firsts[group], 0, inner)
-    if groups > 1:
-        copy(x, means[:n])
-        cut += sum_rows(x, means, n, groups, 0, outer)
-    return cut
-
-
 def mean_of_rows(x: np.ndarray, stack: np.ndarray, stages: Stages, dtype: str) -> int:
     """``x`` becomes the sum of rows, as a route over nodes has it.
 
@@ -80,15 +56,7 @@ def mean_of_rows(x: np.ndarray, stack: np.ndarray, stages: Stages, dtype: str) -
     """
     means = np.empty(x.size * (len(stages.groups) if len(stages.groups) > 1 else 0), x.dtype)
     inner, outer = (arithmetic(divisor, dtype) for divisor in stages.divisors)
-    return int(_mean(x, stack, means, stages.arrays()[1], inner, outer))
-
-
-@host.inline
-def _finish(x, memory, places, start, ranks, firsts, stack, means, inner, outer, marks, log):  # type: ignore[no-untyped-def]
-    _stack(memory, places, start, ranks, stack, x.size)
-    cut = _mean(x, stack, means, firsts, inner, outer)
-    note(marks, ENDED, log)
-    return cut
+    return int(node_sums.mean(x, stack, means, stages.arrays()[1], inner, outer))
 
 
 class NodeAgreement:
@@ -130,7 +98,10 @@ class NodeAgreement:
         """See ``AgreedCall``."""
         gather = self._gather
         gather.finish()
-        return self._met() if gather.equal else Agreed(0.0, gather.messages)
+        if not gather.equal:
+            return Agreed(0.0, gather.messages)
+        self._met()
+        return self.done()
 
     def done(self) -> Agreed:
         """See ``AgreedCall``."""
@@ -144,11 +115,10 @@ class NodeAgreement:
         self._met()
         return True
 
-    def _met(self) -> Agreed:
+    def _met(self) -> None:
         """All headers are equal."""
         if self._sizes is not None:
             self.unequal = unequal([message[self._sizes] for message in self._gather.messages])
-        return self.done()
 
 
 class NodeSums(NodeAgreement):
@@ -165,45 +135,69 @@ class NodeSums(NodeAgreement):
         kind: np.dtype[Any], start: int,
     ) -> None:  # fmt: skip
         super().__init__(transport, room)
-        self.start = start
+        self.start, self._x = start, _NONE
         self._message = np.zeros(start + size * kind.itemsize, np.uint8)
-        self._bytes, self._header = self._message[start:], np.empty(0, np.uint8)
-        groups = len(stages.groups)
-        self._ranks, self._firsts = stages.arrays()
-        self._stack = np.empty(size * self._ranks.size, kind)
-        self._means = np.empty(size * groups if groups > 1 else 0, kind)
-        self._how = [arithmetic(divisor, dtype) for divisor in stages.divisors]
-        self._log, self._x = np.zeros(LOG, np.int64), self._stack[:0]
+        self._header, groups = np.empty(0, np.uint8), len(stages.groups)
+        ranks, firsts = stages.arrays()
+        stack, means = np.empty(size * ranks.size, kind), np.empty(size * groups if groups > 1 else 0, kind)
+        self._like, self._how = stack[:0], [arithmetic(divisor, dtype) for divisor in stages.divisors]
+        frame = np.zeros(node_sums.FRAME, np.int64)
+        self._address, self._frame, self._kept = device.address(frame), frame.data, (ranks, firsts, stack, means)
+        frame[node_sums.SIZE], frame[node_sums.START] = size, start
+        frame[node_sums.DATA] = device.address(self._message) + start
+        frame[node_sums.COUNT], frame[node_sums.GROUPS] = ranks.size, groups
+        places = node_sums.RANKS, node_sums.FIRSTS, node_sums.STACK, node_sums.MEANS
+        frame[list(places)] = list(map(device.address, self._kept))
 
     @property
     def sent(self) -> tuple[int, int]:
         """Bytes that a rank sends in each run, inside the node and between nodes."""
         return gather_for(self._transport, self._room(self.start)).sent(self._message.size)
 
-    def reduce(self, header: np.ndarray, ignored: int, x: np.ndarray, reads: bool = True) -> bool:
-        """As ``AgreedSums.reduce``: ``x`` becomes the sum over the ranks, if all headers are equal."""
+    def takes(self, header_size: int) -> bool:
+        """Whether there is room for headers of so many bytes."""
+        return header_size <= self.start
+
+    def reduce(
+        self, header: np.ndarray, ignored: int, x: np.ndarray, reads: bool = True, check: ValueCheck = NO_CHECK
+    ) -> bool:
+        """As ``AgreedSums.reduce``: ``x`` becomes the sum over the ranks, if all headers are equal.
+
+        If this rank finds values that must not be summed, it has shown no header. ``reads`` has no effect.
+        """
         if header is not self._header:
             self._message[: self.start] = 0
             self._message[: header.size] = self._header = header
-        self._bytes[:] = x.view(np.uint8)
-        self._x = x
+        frame, self._x = self._frame, x
+        frame[node_sums.X], frame[node_sums.FRESH], frame[node_sums.ODD] = device.begin_of(x), 1, 0
+        frame[node_sums.LEAST], frame[node_sums.TIMES] = check.limit if check.pending else 0, self.place
         return self._show(self._message, header.size, ignored)
+
+    def _show(self, message: np.ndarray, header: int, ignored: int) -> bool:
+        """See ``NodeAgreement``."""
+        gather = self._gather = gather_for(self._transport, self._room(header))
+        self._frame[node_sums.GATHER], self._frame[node_sums.PLACES] = gather.addresses
+        if not gather.begin(message, header, ignored, self.place, self._run) or not gather.equal:
+            return False
+        self._met()
+        return True
+
+    def _run(self) -> int:
+        return int(node_sums.run(self._address, self._like, *self._how))
 
     def finish(self) -> Agreed:
         """See ``AgreedCall``."""
+        if self._frame[node_sums.ODD]:
+            self._x = _NONE
+            return Agreed(0.0, odd=True)
         try:
             return super().finish()
         finally:
-            self._x = self._stack[:0]
+            self._x = _NONE
 
-    def _met(self) -> Agreed:
-        x, gather = self._x, self._gather
-        memory = gather.memory.view(x.dtype)
-        cut = _finish(x, memory, gather.places, self.start, self._ranks, self._firsts, self._stack, self._means,
-                      *self._how, self.marks, self._log)  # fmt: skip
-        self.saturated = cut if self._transport.rank == 0 else 0  # all have seen the same ones
-        self._x = self._stack[:0]
-        return self.done()
+    def _met(self) -> None:
+        self.saturated = self._frame[node_sums.CUT] if self._transport.rank == 0 else 0  # all have seen the same ones
+        self._x = _NONE
 
 
 _NONE: Any = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -32,6 +32,7 @@ from .node_leaders import (
     padded,
     slots_of,
 )
+from .node_sums import NOTHING
 from .roll_call import Roll
 from .transport import Transport
 
@@ -53,6 +54,7 @@ class LeaderGather:
     Attributes:
         memory: flat uint8, with the messages of the latest run.
         places: int64 of shape (ranks, 2): where the message of each rank begins in it, and its bytes.
+        addresses: of the frame of ``node_leaders.run``, and of ``places``.
         nbytes: bytes of the memory.
     """
 
@@ -96,6 +98,8 @@ class LeaderGather:
         self._kept = tables
         for place, table in tables.items():
             frame[place] = device.address(table)
+        self.addresses = self._address, device.address(self.places)
+        self._run = self._run_alone
 
     def run(self, mine: np.ndarray) -> list[np.ndarray]:
         """The messages of all ranks, in rank order, given this rank's: flat uint8, at most ``room``. Collective.
@@ -107,7 +111,10 @@ class LeaderGather:
         self.finish()
         return self.messages
 
-    def begin(self, mine: np.ndarray, header: int = 0, ignored: int = 0, times: int = 0) -> bool:
+    def begin(
+        self, mine: np.ndarray, header: int = 0, ignored: int = 0, times: int = 0,
+        run: Callable[[], int] | None = None,
+    ) -> bool:  # fmt: skip
         """Begin an exchange of messages, which takes no longer than compiled code polls.
 
         Args:
@@ -115,6 +122,8 @@ class LeaderGather:
             header: bytes that a message begins with, and that are compared with those of the others.
             ignored: bits of its first byte that may differ.
             times: address of marks, see ``agreed_copies.ASKED``; 0: there are none.
+            run: calls ``node_leaders.run`` with the first of ``addresses``, and returns what it does; if it has not
+                called it, ``node_sums.NOTHING``: then there is no exchange. Default: it does nothing else.
 
         Returns:
             Whether it is over; else it must be finished.
@@ -126,9 +135,13 @@ class LeaderGather:
         if window is not None:
             frame[EPOCH], frame[EPOCH + 1] = window.position
         frame[PACE], frame[PACE + 1], frame[PACE + 2] = transport.waiter.pace
+        self._run, frame[node_leaders.EQUAL] = run or self._run_alone, 0
+        self._go()
+        if self._why == NOTHING:
+            self._why = ENDED
+            return True
         if self._leads:
             self._number = transport.roll_call.advance()
-        self._go()
         if self._why == ENDED:
             self._end()
         return bool(self._why == ENDED)
@@ -154,11 +167,14 @@ class LeaderGather:
                 self._wait(self._why)
                 self._frame[_WAITED] += round((waiter.waited - before) * 1e9)
                 waiter.waited = before  # what the frame has is added at the end
-            self._why = node_leaders.run(self._address)
+            self._why = self._run()
         except BaseException:
             self._transport.outlive(self)
             self._transport.gathers.clear()
             raise
+
+    def _run_alone(self) -> int:
+        return int(node_leaders.run(self._address))
 
     @property
     def equal(self) -> bool:

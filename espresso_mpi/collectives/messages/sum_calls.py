@@ -106,6 +106,10 @@ class AgreedSums(AgreedCall):
         frame[agreed_sums.ROWS], frame[agreed_sums.ROWS_SIZE] = device.address(rows), rows.size
         self._placed = {id(place): device.address(place) for place in (NOWHERE, self._readable, self._unsearched)}
 
+    def takes(self, header_size: int) -> bool:
+        """Whether there is room for headers of so many bytes."""
+        return header_size <= BEHIND_HEADER
+
     def reduce(
         self, header: np.ndarray, ignored: int, x: np.ndarray, reads: bool = True, check: ValueCheck = NO_CHECK
     ) -> bool:

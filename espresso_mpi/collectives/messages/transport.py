@@ -93,6 +93,8 @@ class Transport(GpuCalls):
         self.roll_call = RollCall(self._deadlocks, self.rank)
         self.gathers: dict[int, Any] = {}
         """What exchanges small messages between nodes, by the most bytes of one; see ``leader_gather``."""
+        self.measured: dict[Any, dict[Any, int]] = {}
+        """Numbers of bytes that sessions measure, see ``measured_limits`` of the engine."""
         self._host_messages = HostMessages(partial(Messages, comm, DATA_TAG), self._longest)
         testall = MPI.Request.Testall
         self.gpu_messages = GpuMessages(self._send_gpu, self._receive_gpu, testall, self._longest_gpu)

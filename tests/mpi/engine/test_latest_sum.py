@@ -15,6 +15,13 @@ from espresso_mpi.errors import EspressoError, GradientError, NonFiniteError
 pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.timeout(60)]
 
 
+@pytest.fixture(params=["one node", "two nodes"])
+def opened(request, world, open_session):
+    """Opens sessions on one node, or on two with all ranks but the first on one of them."""
+    apart = {} if request.param == "one node" else {"nodes": [[0], list(range(1, world.size))]}
+    return lambda **options: open_session(**options, **apart)
+
+
 @pytest.fixture
 def made(monkeypatch):
     """What came of sums that were made so: True, or False if they took another way after all."""
@@ -43,9 +50,9 @@ def differing(world, found, expected):
 
 
 @pytest.mark.parametrize("policy", ["raise", "propagate", "skip"])
-def test_other_arrays_of_the_same_shape(world, open_session, made, policy):
+def test_other_arrays_of_the_same_shape(world, opened, made, policy):
     """Bare and by name, contiguous and not, of other types; another shape."""
-    session, kept = open_session(nonfinite=policy), values(world.rank, 0)
+    session, kept = opened(nonfinite=policy), values(world.rank, 0)
     for step in range(16):
         x = values(world.rank, step)
         if step % 3 == 0:
@@ -63,9 +70,9 @@ def test_other_arrays_of_the_same_shape(world, open_session, made, policy):
     assert made.count(True) >= 4 and session.stats().steps == 16
 
 
-def test_arrays_by_turns(world, open_session, made):
+def test_arrays_by_turns(world, opened, made):
     """Each is made again once it comes twice in a row; what was known of it before is used."""
-    session = open_session()
+    session = opened()
     for step in range(24):
         shape = (3, 5) if step // 3 % 2 else (7,)
         x = values(world.rank, step, shape)
@@ -74,8 +81,8 @@ def test_arrays_by_turns(world, open_session, made):
     assert made.count(True) > 10
 
 
-def test_other_calls_between(world, open_session, made):
-    session, rng = open_session(), np.random.default_rng(3)  # the same on all ranks
+def test_other_calls_between(world, opened, made):
+    session, rng = opened(), np.random.default_rng(3)  # the same on all ranks
     for step in range(60):
         what, x = rng.integers(6), values(world.rank, step)
         session.sync(x)
@@ -101,8 +108,8 @@ def test_other_calls_between(world, open_session, made):
 
 
 @pytest.mark.parametrize("odd", [np.nan, np.inf])
-def test_values_that_cannot_be_summed_leave_all_arrays(world, open_session, made, odd):
-    session, last = open_session(), world.size - 1
+def test_values_that_cannot_be_summed_leave_all_arrays(world, opened, made, odd):
+    session, last = opened(), world.size - 1
     for step in range(12):
         x = values(world.rank, step)
         if step in (4, 5, 9) and world.rank == last:
@@ -118,8 +125,8 @@ def test_values_that_cannot_be_summed_leave_all_arrays(world, open_session, made
     assert made.count(True) >= 3 and False in made
 
 
-def test_a_rank_that_makes_another_call_is_named(world, open_session, made):
-    session = open_session(timeout=20)
+def test_a_rank_that_makes_another_call_is_named(world, opened, made):
+    session = opened(timeout=20)
     for step in range(5):
         session.sync(values(world.rank, step))
     with pytest.raises(EspressoError) as caught:
@@ -129,9 +136,9 @@ def test_a_rank_that_makes_another_call_is_named(world, open_session, made):
     assert True in made
 
 
-def test_a_rank_that_comes_late(world, open_session, made):
+def test_a_rank_that_comes_late(world, opened, made):
     """The others are in the compiled call meanwhile; a step later it is the first."""
-    session = open_session()
+    session = opened()
     for step in range(8):
         if step > 3 and world.rank == step % world.size:
             time.sleep(0.05)
@@ -141,8 +148,8 @@ def test_a_rank_that_comes_late(world, open_session, made):
     assert True in made
 
 
-def test_memory_that_is_in_flight_is_refused(world, open_session, made):
-    session, x = open_session(), values(world.rank, 0)
+def test_memory_that_is_in_flight_is_refused(world, opened, made):
+    session, x = opened(), values(world.rank, 0)
     for _ in range(4):
         session.sync(x)
     assert True in made
@@ -155,8 +162,8 @@ def test_memory_that_is_in_flight_is_refused(world, open_session, made):
     assert not differing(world, x, mean(world, 1))
 
 
-def test_read_only_arrays_are_refused(world, open_session, made):
-    session = open_session()
+def test_read_only_arrays_are_refused(world, opened, made):
+    session = opened()
     for step in range(4):
         session.sync(values(world.rank, step))
     x = values(world.rank, 5)
@@ -166,8 +173,8 @@ def test_read_only_arrays_are_refused(world, open_session, made):
     assert True in made
 
 
-def test_nothing_refers_to_the_arrays_afterwards(world, open_session, made):
-    session, known = open_session(), []
+def test_nothing_refers_to_the_arrays_afterwards(world, opened, made):
+    session, known = opened(), []
     for step in range(5):
         x = values(world.rank, step)
         known.append(weakref.ref(x))
@@ -204,8 +211,8 @@ def test_a_missing_rank_is_named(world, made):
     assert world.allgather(True in made) == [True] * world.size
 
 
-def test_another_thread_pushes_meanwhile(world, open_session, made):
-    session, found = open_session(), []
+def test_another_thread_pushes_meanwhile(world, opened, made):
+    session, found = opened(), []
 
     def push():
         for step in range(20):
@@ -223,8 +230,8 @@ def test_another_thread_pushes_meanwhile(world, open_session, made):
     assert made.count(True) > 10
 
 
-def test_a_closed_session_says_so(world, open_session, made):
-    session, x = open_session(), values(world.rank, 0)
+def test_a_closed_session_says_so(world, opened, made):
+    session, x = opened(), values(world.rank, 0)
     for _ in range(4):
         session.sync(x)
     session.close()
