@@ -39,8 +39,8 @@ def choice_of(
 
 def scratch_to_choose(n: int, quota: sparse.Quota, sample: samples.Sample) -> int:
     """Bytes of scratch memory that ``encode_at`` needs for such a choice."""
-    words = -(-n // 64) + 2 * sparse.chunks_of(n) + BINS
-    return 8 * words + 4 * (sample.size + sparse.most_found(n, quota.most))
+    words = -(-n // 64) + 2 * sparse.chunks_of(n) + BINS + 2
+    return 8 * words + 4 * sample.size + 8 * sparse.most_found(n, quota.most)
 
 
 def choice_of_largest(n: int, k: int) -> tuple[tuple[float, ...], int]:
@@ -115,11 +115,14 @@ def _room_at(work, n, choice):  # type: ignore[no-untyped-def]
     sample, found = np.int64(choice[SAMPLE]), np.int64(choice[FOUND])
     larger = work + 8 * words
     bins = larger + 16 * chunks
-    begin = bins + 8 * BINS
-    end = begin + 4 * (sample + found)
+    counts = bins + 8 * BINS
+    begin = counts + 16
+    places = begin + 4 * (sample + found)
+    end = places + 4 * found
     room = Room(
-        entries.floats(begin, sample), entries.floats(begin + 4 * sample, found), entries.words(work, words),
-        entries.integers(larger, chunks), entries.integers(larger + 8 * chunks, chunks), entries.integers(bins, BINS),
+        entries.floats(begin, sample), entries.floats(begin + 4 * sample, found), entries.words32(places, found),
+        entries.integers(counts, 2), entries.words(work, words), entries.integers(larger, chunks),
+        entries.integers(larger + 8 * chunks, chunks), entries.integers(bins, BINS),
     )  # fmt: skip
     return room, end
 

@@ -37,6 +37,18 @@ def reached(typingctx, x, index, bits):  # type: ignore[no-untyped-def]
     return types.uint64(x, types.intp, types.uint32), codegen
 
 
+@intrinsic
+def reached_of_clean(typingctx, x, index, bits):  # type: ignore[no-untyped-def]
+    """As ``reached``, of elements that compressors carry as they are: their keys are the bits of their magnitudes."""
+
+    def codegen(context, builder, sig, args):  # type: ignore[no-untyped-def]
+        pointer = vectors.pointer(context, builder, sig.args[0], args[0], args[1], _VECTOR)
+        key = builder.and_(builder.load(pointer, align=4), vectors.constant(_VECTOR, 0x7FFFFFFF))
+        return builder.bitcast(builder.icmp_signed(">=", key, vectors.splat(builder, args[2], _V)), ir.IntType(_V))
+
+    return types.uint64(x, types.intp, types.uint32), codegen
+
+
 @host.inline
 def key_of(value):  # type: ignore[no-untyped-def]
     bits = np.uint32(host.float_bits(value) & np.uint32(0x7FFFFFFF))

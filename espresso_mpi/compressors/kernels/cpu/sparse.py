@@ -24,9 +24,12 @@ from espresso_mpi.compressors.context import Context
 from . import host, samples
 from .magnitudes import BINS, kth
 from .samples import take_sample
-from .sweeps import CHUNK, copy, gather, recount, sums_before, sweep
+from .sweeps import CHUNK, copy, gather, join, put_back, recount, sums_before, sweep, take
 
 _LARGEST = np.float32(np.finfo(np.float32).max)
+
+_SPANS = 64
+"""In how many spans threads sweep: each notes what it finds in its share of the memory."""
 
 
 # --- sizes and errors -------------------------------------------------------------------------------------------------
@@ -89,6 +92,10 @@ class Room(NamedTuple):
     """float32, of the size of the sample."""
     found: Any
     """float32, ``most_found``."""
+    places: Any
+    """uint32, as many."""
+    counts: Any
+    """int64, two for each span that a thread sweeps."""
     masks: Any
     """uint64, n/64."""
     larger: Any
@@ -119,39 +126,67 @@ def _sampled(x, kept, momentum, blend, rank, width, room):  # type: ignore[no-un
 
 
 @host.Composite
-def _swept(x, kept, momentum, blend, threshold, room):  # type: ignore[no-untyped-def]
-    """Make the values and test them; returns how many keys are above the threshold, and how many reach it."""
-    sweep(x, kept, momentum, room.masks, room.larger, room.equal, threshold, blend[0], blend[1])
-    above = sums_before(room.larger)
-    return above, above + sums_before(room.equal)
+def _swept(x, kept, momentum, clean, zeroed, blend, threshold, room):  # type: ignore[no-untyped-def]
+    """Make the values and test them; returns how many reach the threshold, and whether all of them are noted."""
+    sweep(x, kept, momentum, clean, zeroed, room.masks, threshold, blend, room.places, room.found, room.counts)
+    reach = room.counts[::2].sum()
+    return reach, reach == room.counts[1::2].sum()
 
 
 @host.Composite
-def _bracket(values, empty, blend, k, threshold, above, reach, width, room):  # type: ignore[no-untyped-def]
-    """Find a threshold that at least k elements reach, and not many more if they differ; counts as ``_swept``."""
-    rank = samples.rank_above(values.size, room.sample.size, k)
-    good = reach >= k and (above < k or reach <= room.found.size)
-    while not good:
-        threshold = np.uint32(_sampled(values, empty, empty, blend, rank, width, room))
-        above, reach = _swept(values, empty, empty, blend, threshold, room)
-        good, rank = reach >= k, 4 * rank
-    return threshold, above, reach
+def _swept_again(values, zeroed, blend, threshold, room):  # type: ignore[no-untyped-def]
+    """As ``_swept``, with another threshold."""
+    put_back(room.places, room.found, room.counts, zeroed)
+    return _swept(values, values[:0], values[:0], zeroed.size > 0, zeroed, blend, threshold, room)
 
 
 @host.Composite
-def _narrow(values, k, threshold, above, reach, room):  # type: ignore[no-untyped-def]
-    """Make the k-th largest key the threshold, if at least k elements reach the present one; how many are above it."""
-    if above < k <= reach:
-        return threshold, above
-    candidates = values  # too many to be worth a copy, as when many are equal
-    if reach <= room.found.size:
-        candidates = room.found[:reach]
-        gather(values, room.masks, room.larger, room.equal, candidates)
-    threshold = np.uint32(kth(candidates, k, room.bins)[0])
+def _counted(values, threshold, room):  # type: ignore[no-untyped-def]
+    """Count in chunks how many keys behind the bits are above a threshold and equal to it; how many are above it."""
     recount(values, room.masks, room.larger, room.equal, threshold)
     above = sums_before(room.larger)
     sums_before(room.equal)
-    return threshold, above
+    return above
+
+
+@host.Composite
+def _bracket(values, blend, k, threshold, reach, width, room):  # type: ignore[no-untyped-def]
+    """Find a threshold that at least k elements reach, and not many more if they differ; and how many these are."""
+    rank = samples.rank_above(values.size, room.sample.size, k)
+    good = _counted(values, threshold, room) < k
+    while not good:
+        empty = values[:0]
+        threshold = np.uint32(_sampled(values, empty, empty, blend, rank, width, room))
+        reach, _ = _swept(values, empty, empty, False, empty, blend, threshold, room)
+        good, rank = reach >= k, 4 * rank
+    return threshold, reach
+
+
+@host.Composite
+def _choose_by_masks(values, kept, momentum, blend, wanted, threshold, reach, width, room, indices, sent):  # type: ignore[no-untyped-def]
+    """The ``wanted`` largest of so many that reach the threshold, of which not all are noted."""
+    if reach > wanted:
+        threshold, reach = _bracket(values, blend, wanted, threshold, reach, width, room)
+    above = _counted(values, threshold, room)
+    if above >= wanted:
+        candidates = values  # too many to be worth a copy, as when many are equal
+        if reach <= room.found.size:
+            candidates = room.found[:reach]
+            gather(values, room.masks, room.larger, room.equal, candidates)
+        threshold = np.uint32(kth(candidates, wanted, room.bins)[0])
+        above = _counted(values, threshold, room)
+    copy(values, kept, momentum, room.masks, room.larger, room.equal, threshold, wanted - above, indices, sent)
+
+
+@host.inline
+def _choose_noted(kept, momentum, zeroed, wanted, threshold, room, indices, sent):  # type: ignore[no-untyped-def]
+    """The ``wanted`` largest of those that are noted."""
+    reach, ties = join(room.places, room.found, room.counts), wanted
+    found = room.found[:reach]
+    if reach > wanted:
+        key, above = kth(found, wanted, room.bins)
+        threshold, ties = np.uint32(key), wanted - above
+    take(room.places, found, threshold, ties, kept, momentum, zeroed, indices, sent)
 
 
 @host.Composite
@@ -171,20 +206,28 @@ def choose(x, kept, momentum, blend, quota, least_key, rank, width, room, indice
     most, least, few, smallest = quota
     values = kept if kept.size else (momentum if momentum.size else x)
     empty = kept[:0]
+    zeroed = empty if momentum.size else kept
     first = max(smallest, least_key, _sampled(x, kept, momentum, blend, rank, width, room))
     threshold = np.uint32(first)
-    above, reach = _swept(x, kept, momentum, blend, threshold, room)
+    clean = kept.size + momentum.size > 0
+    reach, noted = _swept(x, kept, momentum, clean, zeroed, blend, threshold, room)
     if 0 < least_key < first and reach <= most:
         threshold = np.uint32(least_key)
-        above, reach = _swept(values, empty, empty, blend, threshold, room)
+        reach, noted = _swept_again(values, zeroed, blend, threshold, room)
     wanted = reach
     enough = reach >= least or (threshold <= 1 and smallest == 1)
     if reach > most or not enough:
         wanted = most if enough else few
-        threshold, above, reach = _bracket(values, empty, blend, wanted, threshold, above, reach, width, room)
-        threshold, above = _narrow(values, wanted, threshold, above, reach, room)
-    ties = wanted - above
-    copy(values, kept, momentum, room.masks, room.larger, room.equal, threshold, ties, indices, sent)
+        rank = samples.rank_above(values.size, room.sample.size, wanted)
+        while reach < wanted:
+            threshold = np.uint32(_sampled(values, empty, empty, blend, rank, width, room))
+            reach, noted = _swept_again(values, zeroed, blend, threshold, room)
+            rank = 4 * rank
+    if noted:
+        _choose_noted(kept, momentum, zeroed, wanted, threshold, room, indices, sent)
+    else:
+        put_back(room.places, room.found, room.counts, zeroed)
+        _choose_by_masks(values, kept, momentum, blend, wanted, threshold, reach, width, room, indices, sent)
     indices[wanted:] = 0
     sent[wanted:] = 0
     return wanted
@@ -202,13 +245,16 @@ def encode(
     context: Context,
 ) -> int:
     """``choose`` with scratch memory of the context."""
-    n, chunks = x.size, chunks_of(x.size)
-    counts = context.scratch("sparse-counts", 2 * chunks + BINS, np.int64, x)
+    n, chunks, most = x.size, chunks_of(x.size), most_found(x.size, quota.most)
+    spans = 1 if host.runs_serial(n) else min(chunks, _SPANS)
+    counts = context.scratch("sparse-counts", 2 * chunks + BINS + 2 * spans, np.int64, x)
     room = Room(
         context.scratch("sparse-sample", sample.size, np.float32, x),
-        context.scratch("sparse-found", most_found(n, quota.most), np.float32, x),
+        context.scratch("sparse-found", most, np.float32, x),
+        context.scratch("sparse-places", most, np.uint32, x),
+        counts[2 * chunks + BINS :],
         context.scratch("sparse-masks", -(-n // 64), np.uint64, x),
-        counts[:chunks], counts[chunks : 2 * chunks], counts[2 * chunks :],
+        counts[:chunks], counts[chunks : 2 * chunks], counts[2 * chunks : 2 * chunks + BINS],
     )  # fmt: skip
     kept = host.EMPTY if residual is None else residual
     sums = Momentum(host.EMPTY, 0, 1) if momentum is None else momentum

@@ -10,7 +10,7 @@ import numpy as np
 from numba import prange
 
 from . import host
-from .magnitudes import key_of, reached
+from .magnitudes import key_of, reached, reached_of_clean
 
 CHUNK = 8192
 """Elements whose bits and counts one turn of a parallel loop makes."""
@@ -38,51 +38,128 @@ def _advance(x, kept, momentum, decay, factor):  # type: ignore[no-untyped-def]
 
 
 @host.inline
-def _test(values, masks, threshold):  # type: ignore[no-untyped-def]
-    """Set the bits of what reaches the threshold; returns how many do, and how many are larger."""
-    reach, larger = 0, 0
+def _test(values, clean, masks, threshold):  # type: ignore[no-untyped-def]
+    """Set the bits of what reaches the threshold; returns how many do."""
+    reach = 0
     whole = values.size // 64
     for w in range(whole):
-        mask = reached(values, 64 * w, threshold)
-        larger += host.ones(reached(values, 64 * w, np.uint32(threshold + np.uint32(1))))
+        mask = reached_of_clean(values, 64 * w, threshold) if clean else reached(values, 64 * w, threshold)
         reach += host.ones(mask)
         masks[w] = mask
     if whole < masks.size:
         last = np.uint64(0)
         for i in range(64 * whole, values.size):
-            key = key_of(values[i])
-            last |= np.uint64(key >= threshold) << np.uint64(i - 64 * whole)
-            larger += key > threshold
+            last |= np.uint64(key_of(values[i]) >= threshold) << np.uint64(i - 64 * whole)
         masks[whole] = last
         reach += host.ones(last)
-    return reach, larger
+    return reach
 
 
 @host.inline
-def _sweep_chunk(x, kept, momentum, masks, threshold, decay, factor):  # type: ignore[no-untyped-def]
-    reach, larger = 0, 0
+def _move(start, values, masks, zeroed, places, found):  # type: ignore[no-untyped-def]
+    """Note the elements behind the bits, and where they are; ``zeroed``: the array that has zeros there then."""
+    at = 0
+    for w in range(masks.size):
+        mask = masks[w]
+        while mask:
+            i = 64 * w + host.trailing_zeros(mask)
+            mask &= mask - np.uint64(1)
+            places[at] = start + i
+            found[at] = host.sanitise(values[i])
+            at += 1
+            if zeroed.size:
+                zeroed[i] = np.float32(0)
+
+
+@host.inline
+def _sweep_span(start, x, kept, momentum, clean, zeroed, masks, threshold, blend, places, found):  # type: ignore[no-untyped-def]
+    """Returns how many reach the threshold, and how many of them were noted: all, or those before there was no room."""
+    reach, noted = 0, 0
     for a in range(0, x.size, _BLOCK):
         b = min(x.size, a + _BLOCK)
-        xb, kb, mb = x[a:b], kept[a:b], momentum[a:b]
-        _advance(xb, kb, mb, decay, factor)
+        xb, kb, mb, bits = x[a:b], kept[a:b], momentum[a:b], masks[a // 64 : (b + 63) // 64]
+        _advance(xb, kb, mb, blend[0], blend[1])
         values = kb if kept.size else (mb if momentum.size else xb)
-        here, above = _test(values, masks[a // 64 : (b + 63) // 64], threshold)
+        here = _test(values, clean, bits, threshold)
+        if noted == reach and noted + here <= found.size:
+            _move(start + a, values, bits, zeroed[a:b], places[noted:], found[noted:])
+            noted += here
         reach += here
-        larger += above
-    return reach, larger
+    return reach, noted
 
 
 @host.Kernel
-def sweep(x, kept, momentum, masks, larger, equal, threshold, decay, factor):  # type: ignore[no-untyped-def]
-    """Advance the arrays and test the values; ``larger`` and ``equal`` count for each chunk."""
-    for c in prange(larger.size):
-        a, b = c * CHUNK, min(x.size, (c + 1) * CHUNK)
-        xb, kb, mb, bits = x[a:b], kept[a:b], momentum[a:b], masks[a // 64 : (b + 63) // 64]
-        reach, above = _sweep_chunk(xb, kb, mb, bits, threshold, decay, factor)
-        larger[c], equal[c] = above, reach - above
+def sweep(x, kept, momentum, clean, zeroed, masks, threshold, blend, places, found, counts):  # type: ignore[no-untyped-def]
+    """Advance the arrays and test the values. What reaches the threshold is noted, while it is in the first cache.
+
+    Args:
+        clean: whether all values are what compressors carry.
+        zeroed: receives zeros where elements are noted; empty: nothing does.
+        blend: the factors of the momentum and of x.
+        places, found: uint32 and float32: the elements that are noted, each span in its share of the memory.
+        counts: int64 of shape (2 * spans,): how many reach the threshold in each span, and how many are noted.
+    """
+    spans = counts.size // 2
+    length, most = (x.size + spans * CHUNK - 1) // (spans * CHUNK) * CHUNK, found.size // spans
+    for s in prange(spans):
+        a, b, first = min(x.size, s * length), min(x.size, (s + 1) * length), s * most
+        counts[2 * s], counts[2 * s + 1] = _sweep_span(
+            a, x[a:b], kept[a:b], momentum[a:b], clean, zeroed[a:b], masks[a // 64 : (b + 63) // 64], threshold, blend,
+            places[first : first + most], found[first : first + most],
+        )  # fmt: skip
 
 
-# --- the elements that reached the threshold --------------------------------------------------------------------------
+# --- the elements that were noted -------------------------------------------------------------------------------------
+
+
+@host.inline
+def put_back(places, found, counts, zeroed):  # type: ignore[no-untyped-def]
+    """Undo what ``sweep`` did to ``zeroed``."""
+    spans = counts.size // 2
+    most = found.size // spans
+    for s in range(spans if zeroed.size else 0):
+        for j in range(s * most, s * most + counts[2 * s + 1]):
+            zeroed[places[j]] = found[j]
+
+
+@host.inline
+def join(places, found, counts):  # type: ignore[no-untyped-def]
+    """Move what spans have noted to the begin of the memory; returns how many these are."""
+    spans = counts.size // 2
+    most, at = found.size // spans, counts[1]
+    for s in range(1, spans):
+        for j in range(s * most, s * most + counts[2 * s + 1]):
+            places[at], found[at] = places[j], found[j]
+            at += 1
+    return at
+
+
+@host.inline
+def take(places, found, threshold, ties, kept, momentum, zeroed, indices, sent):  # type: ignore[no-untyped-def]
+    """Move those noted that are larger than the threshold, and the first ``ties`` that are equal to it.
+
+    Args:
+        kept, momentum: have zeros there then.
+        zeroed: ``kept`` if it has zeros already where elements are noted: it gets the others back; else empty.
+    """
+    at = 0
+    for j in range(found.size):
+        i, value = places[j], found[j]
+        key = key_of(value)
+        if key < threshold or (key == threshold and ties <= 0):
+            if zeroed.size:
+                zeroed[i] = value
+            continue
+        ties -= key == threshold
+        indices[at], sent[at] = i, value
+        at += 1
+        if kept.size and not zeroed.size:
+            kept[i] = np.float32(0)
+        if momentum.size:
+            momentum[i] = np.float32(0)
+
+
+# --- the elements behind the bits, where not all are noted --------------------------------------------------------------------------
 
 
 @host.inline
