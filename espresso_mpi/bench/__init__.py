@@ -29,8 +29,9 @@ Shared modules:
 - ``reference``, ``bound``, ``mpi_own``: the right result, the least possible time, and the best result of MPI alone.
 - ``datasets``, ``gpt``, ``networks``, ``replica``, ``averaging``: data, models in PyTorch, and what averages their
   gradients.
-- ``blas``, ``python_beside``, ``ticks``, ``plots``: threads of matrix products, Python beside communication, progress
-  bars, and pictures.
+- ``blas``, ``python_beside``, ``plain_sockets``: threads of matrix products, Python beside communication, and what
+  moves bytes only.
+- ``ticks``, ``plots``: progress bars, and pictures.
 - ``report``, ``report_texts``, ``medians``, ``kept_sections``, ``wrapping``: the report, its texts, several runs as
   one, the sections that it keeps, and the width of its lines.
 

@@ -9,6 +9,7 @@ is about T_s, where there is most to hide.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,7 +28,11 @@ from .harness.checks import Inputs, wrong_together
 from .harness.columns import MS, RATIO, SHARE, Column, Table
 from .harness.suite import Suite
 from .harness.timing import Repetitions, TimedMethod, interleaved, timed
+from .plain_sockets import PlainSockets
 from .tensors import shapes_of
+
+SOCKETS = "sockets"
+"""The method that moves bytes only, see ``plain_sockets``."""
 
 ALLOWED = 1.15
 """A step may take this much of max(T_c, T_s), and one tensor's sync."""
@@ -102,6 +107,7 @@ def main(
     compute_ms: float | None = None,
     repeats: int = Defaults.repeats,
     seconds: float | None = None,
+    sockets: bool = False,
     json: Path | None = None,
     trace: Path | None = None,
 ) -> list[Row]:
@@ -113,6 +119,7 @@ def main(
         compute_ms: T_c in milliseconds; default: about T_s of each method.
         repeats: most timed repetitions of each method.
         seconds: time for each method after which no further repetition is begun, but for the first three.
+        sockets: also let threads move the bytes of a dense sum through plain sockets, to see what overlap can reach.
         json: file for the result.
         trace: trace one more step of each compressor to this file, the compressor's name in the file's.
     """
@@ -122,8 +129,9 @@ def main(
     run = Suite("overlap", world, json, trace=trace)
     specs, shapes = read_specs(compressors), shapes_of(sizes)
     _one_thread(world)
-    with run.repetitions(1, repeats, None if seconds is None else seconds * len(specs)) as repetitions:
-        rows = _measured(world, Inputs(world, shapes), specs, compute_ms, repetitions, trace)
+    count = len(specs) + sockets
+    with run.repetitions(1, repeats, None if seconds is None else seconds * count) as repetitions:
+        rows = _measured(world, Inputs(world, shapes), [*specs, *[SOCKETS] * sockets], compute_ms, repetitions, trace)
     title = f"{rows[0].tensors} tensors, {rows[0].nbytes / 1e6:.1f} MB, {world.size} ranks: compute and sync at once"
     run.publish(TABLE, title, rows, network="ResNet-101" if sizes is None else sizes)
     return rows
@@ -158,10 +166,13 @@ def _measured(
     trace: Path | None,
 ) -> list[Row]:
     grads = inputs.copies()
-    wrong = [_wrong(comm, inputs, spec) for spec in specs]
+    wrong = [0 if spec == SOCKETS else _wrong(comm, inputs, spec) for spec in specs]
     matrices = _Matrices(comm)
     alone = _Compute(matrices, matrices.products(_CALIBRATION_SECONDS), grads)
-    steps = [_Steps(comm, inputs, grads, spec, matrices, compute_ms) for spec in specs]
+    steps: list[_Steps] = [
+        (_SocketSteps if spec == SOCKETS else _SessionSteps)(comm, inputs, grads, spec, matrices, compute_ms)
+        for spec in specs
+    ]
     methods = [TimedMethod("compute", alone.alone), *(c for one in steps for c in one.methods())]
     for c in methods:  # allocates, and agrees on each list of tensors
         timed(comm, c.run, c.prepare)
@@ -171,16 +182,14 @@ def _measured(
         compute = times[:, :1] * (one.work.products / alone.products)
         own = np.column_stack([compute, times[:, 3 * number + 1 : 3 * number + 4]])
         found = row(one.spec, grads, own, wrong[number])
-        slowdown = python_beside.measured(comm, found.sync, one.push, one.session.wait_all)
+        slowdown = python_beside.measured(comm, found.sync, one.push, one.wait)
         rows.append(replace(found, python_slowed=slowdown.slowed, python_cpu=slowdown.cpu))
-        if trace is not None:
-            with pictures.tracing(one.session, trace, one.spec):
-                one.step()
-        one.session.close()
+        one.trace(trace)
+        one.close()
     return rows
 
 
-class _Steps:
+class _Steps(ABC):
     """What is timed of one method. Collective, as are its methods.
 
     Args:
@@ -191,42 +200,116 @@ class _Steps:
         self, comm: Any, inputs: Inputs, grads: Mapping[str, np.ndarray], spec: str, matrices: _Matrices,
         compute_ms: float | None,
     ) -> None:  # fmt: skip
-        from ..session import Session
-
         self.inputs, self.grads, self.spec = inputs, dict(grads), spec
-        self.session = Session(comm, compressor=spec)
+        self._open(comm)
         tried = [timed(comm, self.sync, self.refill) for _ in range(_WARM_UP + _ESTIMATES)][_WARM_UP:]
         seconds = float(np.median(tried)) if compute_ms is None else compute_ms / 1e3
         self.work = _Compute(matrices, matrices.products(seconds), self.grads)
 
     def methods(self) -> list[TimedMethod]:
         """One sync of all, one of the largest, and the step."""
-        largest = max(self.grads, key=lambda name: self.grads[name].nbytes)
-        alone = {largest: self.grads[largest]}
+        name = max(self.grads, key=lambda name: self.grads[name].nbytes)
+        largest = {name: self.grads[name]}
         return [
             TimedMethod("sync", self.sync, prepare=self.refill),
-            TimedMethod("largest", lambda: self.session.sync(alone), prepare=self.refill),
+            TimedMethod("largest", lambda: self.synchronise(largest), prepare=self.refill),
             TimedMethod("step", self.step, prepare=self.refill),
         ]
 
     def sync(self) -> None:
         """All gradients in one call."""
-        self.session.sync(self.grads)
+        self.synchronise(self.grads)
 
+    def refill(self) -> None:
+        """Put the values back in place."""
+        self.inputs.refill(self.grads)
+
+    @abstractmethod
+    def _open(self, comm: Any) -> None:
+        """Prepare the method."""
+
+    @abstractmethod
+    def synchronise(self, grads: Mapping[str, np.ndarray]) -> None:
+        """Some gradients in one call."""
+
+    @abstractmethod
     def step(self) -> None:
         """Each gradient after its share of the work."""
+
+    @abstractmethod
+    def push(self) -> None:
+        """All gradients in one call that returns at once; ``wait`` follows."""
+
+    @abstractmethod
+    def wait(self) -> None:
+        """Wait for all."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """The end."""
+
+    @abstractmethod
+    def trace(self, path: Path | None) -> None:
+        """Trace one more step to a file, if there is one and the method can be traced."""
+
+
+class _SessionSteps(_Steps):
+    """Of a session with a compressor."""
+
+    def _open(self, comm: Any) -> None:
+        from ..session import Session
+
+        self.session = Session(comm, compressor=self.spec)
+
+    def synchronise(self, grads: Mapping[str, np.ndarray]) -> None:
+        self.session.sync(grads)
+
+    def step(self) -> None:
         for name in self.work.between():
             self.session.push(name, self.grads[name])
         self.session.wait_all()
 
     def push(self) -> None:
-        """All gradients in one call that returns at once."""
         self.refill()
         self.session.push_together(self.grads)
 
-    def refill(self) -> None:
-        """Put the values back in place."""
-        self.inputs.refill(self.grads)
+    def wait(self) -> None:
+        self.session.wait_all()
+
+    def close(self) -> None:
+        self.session.close()
+
+    def trace(self, path: Path | None) -> None:
+        if path is not None:
+            with pictures.tracing(self.session, path, self.spec):
+                self.step()
+
+
+class _SocketSteps(_Steps):
+    """Of plain sockets. All bytes travel from the begin of a step on, as if all gradients were there at once."""
+
+    def _open(self, comm: Any) -> None:
+        self.sockets = PlainSockets(comm)
+
+    def synchronise(self, grads: Mapping[str, np.ndarray]) -> None:
+        self.sockets.exchange(sum(x.nbytes for x in grads.values()))
+
+    def step(self) -> None:
+        self.push()
+        self.work.alone()
+        self.wait()
+
+    def push(self) -> None:
+        self.sockets.start(sum(x.nbytes for x in self.grads.values()))
+
+    def wait(self) -> None:
+        self.sockets.wait()
+
+    def close(self) -> None:
+        self.sockets.close()
+
+    def trace(self, path: Path | None) -> None:
+        pass
 
 
 class _Matrices:

@@ -131,6 +131,10 @@ def overlap(
     ] = None,
     repeats: Repeats = defaults.Overlap.repeats,
     seconds: Seconds = None,
+    sockets: Annotated[
+        bool,
+        typer.Option("--sockets", help="Also move the bytes of a dense sum through plain sockets, for comparison."),
+    ] = False,
     json: JsonOut = None,
     trace: TraceOut = None,
 ) -> None:
@@ -141,8 +145,8 @@ def overlap(
     from espresso_mpi.bench import overlap
 
     overlap.main(
-        compressors=compressors, sizes=sizes, compute_ms=compute_ms, repeats=repeats, seconds=seconds, json=json,
-        trace=trace,
+        compressors=compressors, sizes=sizes, compute_ms=compute_ms, repeats=repeats, seconds=seconds, sockets=sockets,
+        json=json, trace=trace,
     )  # fmt: skip
 
 
