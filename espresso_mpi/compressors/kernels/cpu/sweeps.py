@@ -159,7 +159,7 @@ def take(places, found, threshold, ties, kept, momentum, zeroed, indices, sent):
             momentum[i] = np.float32(0)
 
 
-# --- the elements behind the bits, where not all are noted -------------------------------------------------------------
+# --- the elements behind the bits, where not all are noted ------------------------------------------------------------
 
 
 @host.inline
