@@ -52,7 +52,7 @@ class Row:
     """One line of the result. Times are medians, over repetitions, of the slowest rank.
 
     Attributes:
-        method: compressor.
+        method: compressor, or ``SOCKETS``.
         tensors, nbytes: how many, and their bytes together.
         compute: T_c, the computing alone, from the products that took turns with all methods.
         sync: T_s, one sync of all tensors alone.
@@ -62,7 +62,7 @@ class Row:
         ratio: step / allowed.
         hidden: the share of min(T_c, T_s) that overlapping hid: 1 if the step takes max(T_c, T_s), 0 if their sum.
         python_slowed, python_cpu: see ``python_beside.Slowdown``; the work takes about T_s alone.
-        wrong: elements, over all ranks, in which pushing and waiting differs from one sync.
+        wrong: elements, over all ranks, in which pushing and waiting differs from one sync; none of ``SOCKETS``.
         repeats: repetitions that were made.
     """
 

@@ -1,7 +1,7 @@
 """The bytes of a dense sum through plain sockets, by two threads of each rank: what overlap can reach at best.
 
-Each rank sends to the next one and receives from the one before, at once. The threads block in the kernel, without the
-interpreter lock: nothing polls, negotiates, copies or adds.
+Each rank sends to the next one and receives from the one before, at once. The threads block in the kernel until a long
+piece has passed, and need the interpreter lock between two pieces only: nothing polls, negotiates or adds.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 
 from ..errors import ConfigError
 
-_PIECE = 1 << 18
-"""Bytes of a call of the kernel."""
+_PIECE = 1 << 20
+"""Bytes that a thread sends or receives without the interpreter lock."""
 
 _PATIENCE = 30.0
 """Seconds that a connection may take."""
@@ -26,18 +26,22 @@ class PlainSockets:
         comm: of at least two ranks.
 
     Raises:
-        ConfigError: on every rank: a rank cannot reach the next one by its hostname.
+        ConfigError: on every rank: there is one rank, or a rank cannot reach the next one by its hostname.
     """
 
     def __init__(self, comm: Any) -> None:
+        if comm.size < 2:
+            raise ConfigError("plain sockets: there is one rank, which sends nothing; leave out --sockets")
         self._comm, self._threads, self._errors = comm, list[threading.Thread](), list[OSError]()
         self._to, self._from, problem = _ring(comm)
         told = [text for text in comm.allgather(problem) if text]
         if told:
+            self.close()
             raise ConfigError(f"plain sockets: {told[0]}; leave out --sockets")
 
     def start(self, nbytes: int) -> None:
         """Begin to send and receive as many bytes as a rank does in a dense sum of ``nbytes``, and return at once."""
+        self._errors.clear()
         share = 2 * nbytes * (self._comm.size - 1) // self._comm.size
         self._threads = [threading.Thread(target=self._work, args=(act, share)) for act in (self._send, self._receive)]
         for thread in self._threads:
@@ -69,12 +73,13 @@ class PlainSockets:
     def _send(self, nbytes: int) -> None:
         piece = memoryview(bytes(_PIECE))
         while nbytes:
-            nbytes -= self._to.send(piece[: min(nbytes, _PIECE)])
+            self._to.sendall(piece[: min(nbytes, _PIECE)])
+            nbytes -= min(nbytes, _PIECE)
 
     def _receive(self, nbytes: int) -> None:
         piece = memoryview(bytearray(_PIECE))
         while nbytes:
-            got = self._from.recv_into(piece, min(nbytes, _PIECE))
+            got = self._from.recv_into(piece, min(nbytes, _PIECE), socket.MSG_WAITALL)
             if not got:
                 raise ConnectionError("the rank before has closed its socket")
             nbytes -= got
@@ -95,6 +100,7 @@ def _ring(comm: Any) -> tuple[socket.socket, socket.socket, str]:
     addresses = comm.allgather(address)
     to, before = socket.socket(), socket.socket()
     if None in addresses:
+        listening.close()
         return to, before, problem
     try:
         to = socket.create_connection(addresses[(comm.rank + 1) % comm.size], timeout=_PATIENCE)

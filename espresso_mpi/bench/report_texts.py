@@ -74,9 +74,10 @@ longer than the products followed by one sync. With one rank per core, encodes, 
 that computes, so only waits for the network can be hidden. *Python slowed* is by how much work in pure Python takes
 longer if all gradients are pushed just before. Alone, it takes about as long as T_s. *by CPU* is the processor time of
 the other threads meanwhile, as a share of the work. With one core per rank, the work takes longer by this much at
-least, and the rest is the interpreter lock. *wrong* counts elements in which pushing differs from one sync. The method
-*sockets* moves the bytes of a dense sum through plain sockets by two threads, all of them from the begin of a step on,
-and adds nothing: on these cores and links, it shows what the network stack alone leaves to hide.
+least; the rest is the interpreter lock, and what the network stack and the caches take. *wrong* counts elements in
+which pushing differs from one sync. The method *sockets* moves the bytes of a dense sum through plain sockets by two
+threads, all of them from the beginning of a step on, and adds nothing: on these cores and links, it shows what the
+network stack alone leaves to hide.
 """,
     "scaling": """
 The fit is t = α + β · bytes, by least squares of relative errors. *deviation* is their root mean square. α is the cost

@@ -5,8 +5,8 @@ A contraction with ``δ = k/n``; for Gaussian values the squared error relative 
 any device. It converges only with error feedback (Stich et al., 2018).
 
 On the CPU the search reads the data once at full speed: a sample gives a threshold a little below the k-th magnitude,
-everything above it is marked, and the exact choice is made among those few. A sample that misleads costs another pass
-with a lower threshold, never a wrong choice.
+everything above it is noted while it is in the first cache, and the exact choice is made among those few. A sample that
+misleads costs another pass with a lower threshold, never a wrong choice.
 """
 
 from __future__ import annotations

@@ -373,10 +373,8 @@ class DensePiggybacks:
     def _on_node(self, bucket: Bucket, x: np.ndarray) -> PreparedCall:
         assert self._window is not None
         how = arithmetic(1.0 if bucket.total else float(self._transport.topology.size), bucket.dtype)
-        count = self._window.count
-        sent = x.nbytes - x.nbytes // count + x.nbytes // count * (count - 1)
         agreed = AgreedSums(self._window, self._transport.waiter, x.dtype, how)
-        return PreparedCall(agreed, self._recorder, _CHECK, _wire(bucket, "flat", sent, 0))
+        return PreparedCall(agreed, self._recorder, _CHECK, _wire(bucket, "flat", agreed.sent(x), 0))
 
     def _on_nodes(self, bucket: Bucket, x: np.ndarray, header_size: int) -> PreparedCall:
         transport = self._transport

@@ -98,7 +98,7 @@ class Numbered(Protocol):
     """What is known of calls by their numbers: called on all ranks at once, and all of them get the same answers.
 
     Attributes:
-        expecting: whether there is a call that they may expect.
+        expecting: whether they note which call follows which, because there may be one that they can expect.
     """
 
     @property

@@ -113,7 +113,7 @@ class Piggybacking:
 
     @property
     def expecting(self) -> bool:
-        """Whether there is a call that the ranks may expect. The same on all ranks in each round."""
+        """Whether the ranks note which call follows which. The same on all ranks in each round."""
         return self._window is None and self._piggybacks.expecting
 
     def expects(self, number: int) -> bool:
@@ -164,7 +164,7 @@ class Piggybacking:
         return interleaved(program.segment(number, x, job, self._recorder) for number in range(program.count))
 
     def known_sum(self, number: int | None) -> PreparedCall | None:
-        """What has run a dense sum of one array on one node; None: none has."""
+        """What has run a dense sum of one array with its header; None: nothing has."""
         return self._dense.known.get(number) if number is not None and self._fast.get(number) else None
 
     def still_sums(self, number: int, prepared: PreparedCall) -> bool:

@@ -46,10 +46,10 @@ class Rounds(Settling):
         if expected is not None and not _is_expected(piggyback):
             piggyback = None  # it is declined first, in an ordinary round
         result = None if piggyback is None else self._timed([call], lambda: negotiation.show(call, piggyback))
-        self._go_on(call, result, sent)
+        self._settle_shown(call, result, sent)
 
-    def _go_on(self, call: PendingCall, result: RoundResult | None, sent: Any) -> None:
-        """Go on with a call whose header was shown; ``result``, ``sent``: as of ``_make_anew`` and ``_settle``."""
+    def _settle_shown(self, call: PendingCall, result: RoundResult | None, sent: Any) -> None:
+        """As ``_settle``, after a round with the data of a call, whose values may not have been searched before it."""
         if result is None or result.odd or result.not_made:
             self._make_anew(call, result, sent)
             return
@@ -159,26 +159,31 @@ class Rounds(Settling):
             self._decline(expected, piggyback)
         result = self._timed([placeholder], lambda: self._negotiation.show(placeholder, piggyback))
         if result.odd or result.not_made:
-            del self.unfinished[id(placeholder)]
-            call = ended[0] = real()
-            with self._driver.changed:
-                self.unfinished[id(call)] = call
-            self._make_anew(call, result, self._transport.sent)
+            self._make_anew(self._take_over(placeholder, real, ended), result, self._transport.sent)
             return
         if piggyback.met:
             for _ in piggyback.rest(self._transport):
                 pass
-        del self.unfinished[id(placeholder)]
         if piggyback.met:
             self._end_repeated(number, piggyback.prepared)
             placeholder.error = piggyback.problem(placeholder.title)
+            del self.unfinished[id(placeholder)]
             return
-        call = ended[0] = real()
-        with self._driver.changed:
-            self.unfinished[id(call)] = call
-        call.number = number
+        call = self._take_over(placeholder, real, ended)
         self._negotiation.declare(call)
         self._settle([call], result, self._transport.sent)
+
+    def _take_over(
+        self, placeholder: PendingCall, real: Callable[[], PendingCall], ended: list[PendingCall]
+    ) -> PendingCall:
+        """The call itself takes the place of what stood for it, in ``ended`` as well."""
+        call = real()
+        call.number = placeholder.number
+        with self._driver.changed:
+            self.unfinished[id(call)] = call
+            del self.unfinished[id(placeholder)]
+        ended[0] = call
+        return call
 
     def _end_repeated(self, number: int, prepared: PreparedCall) -> None:
         self._dispatcher.count_repeated(number, prepared)

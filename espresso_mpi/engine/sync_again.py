@@ -25,7 +25,8 @@ class RepeatedSync:
         signature, batch: of the call.
         placeholder: names it while it runs.
         unsearched: whether only the sum looks for values that must not be summed.
-        failures: how often the data could not travel with the header, for example because the ranks share the arrays.
+        failures: how often the data could not travel with the header since they did, for example because the ranks
+            share the arrays.
     """
 
     signature: tuple[object, ...]
@@ -43,7 +44,10 @@ class SyncsAgain(LatestSums):
         number, batch = call.number, call.batch
         if number is None or batch is None or not self._dispatcher.may_repeat(number, batch):
             return None
-        return RepeatedSync(call.signature, batch, not self._dispatcher.goes_by_table(number))
+        by_table = self._dispatcher.goes_by_table(number)
+        if len(batch.specs) == 1 and not by_table:
+            return None
+        return RepeatedSync(call.signature, batch, not by_table)
 
     def sync_again(
         self, known: RepeatedSync, arrays: Sequence[np.ndarray], title: str, real: Callable[[], PendingCall]
@@ -73,6 +77,7 @@ class SyncsAgain(LatestSums):
             raise
         finally:
             driver.leave()
+        known.failures = 0
         return self._ended_repeated(placeholder, ended[0])
 
     def _piggyback_again(self, number: int, known: RepeatedSync, arrays: Sequence[np.ndarray]) -> Piggyback | None:
@@ -93,12 +98,9 @@ class SyncsAgain(LatestSums):
         """Exchange the data; ``ended`` receives the call itself if a rank deviates, or values cannot be summed."""
         negotiation, sent = self._negotiation, self._transport.sent
         result = self._timed([placeholder], lambda: negotiation.show(placeholder, piggyback, header))
-        del self.unfinished[id(placeholder)]
         if result.fast_path:
             self._end_fast_path(placeholder, result, sent)
+            del self.unfinished[id(placeholder)]
             return
-        call = ended[0] = real()
-        call.number = placeholder.number
-        with self._driver.changed:
-            self.unfinished[id(call)] = call
-        self._go_on(call, result, sent)
+        call = self._take_over(placeholder, real, ended)
+        self._settle_shown(call, result, sent)

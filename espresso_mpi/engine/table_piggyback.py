@@ -56,7 +56,7 @@ class TablePiggyback:
     """The payloads of the only call of this rank.
 
     Args:
-        prepared: what synchronises the tensor.
+        transport, prepared: what synchronises the tensors.
         arrays, jobs: the tensors, and their steps.
         search: look for values that cannot be summed first.
 
@@ -70,15 +70,21 @@ class TablePiggyback:
     unsearched = False
 
     def __init__(
-        self, prepared: RepeatedTable, arrays: Sequence[Any], jobs: Sequence[Job], search: bool = False
-    ) -> None:
-        self._prepared, self._arrays, self._jobs, self._search = prepared, arrays, jobs, search
+        self, transport: Transport, prepared: RepeatedTable, arrays: Sequence[Any], jobs: Sequence[Job],
+        search: bool = False,
+    ) -> None:  # fmt: skip
+        self._transport, self._prepared, self._arrays, self._jobs = transport, prepared, arrays, jobs
+        self._search = search
         self.expected = isinstance(prepared, ExpectedCall)
         self.met = self.odd = False
 
     def exchange(self, header: np.ndarray, ignored: int) -> Sequence[np.ndarray]:
         """Synchronise the tensors if all ranks show the same header; else returns the headers of all ranks."""
-        why = self._prepared.run(self._arrays, self._jobs, header, ignored, self._search)
+        try:
+            why = self._prepared.run(self._arrays, self._jobs, header, ignored, self._search)
+        except BaseException:
+            self._transport.outlive(self._arrays)  # messages may still be written to them
+            raise
         self.met, self.odd = why == interpreter.ENDED, why == piggyback.ODD
         if self.met:
             self._prepared.record()
@@ -173,7 +179,7 @@ class TablePiggybacks:
 
     @property
     def expecting(self) -> bool:
-        """Whether it was found out of any call whether the ranks can expect it."""
+        """Whether the ranks have found out of any call whether they can expect it: from then on they note all."""
         return bool(self._expected)
 
     def expects(self, number: int) -> bool:
@@ -238,7 +244,7 @@ class TablePiggybacks:
             if sum(one.call.nbytes for one in self._prepared.values()) + call.nbytes > _ROOM:
                 self._prepared.clear()
             known = self._prepared[number] = _Prepared(call, program, state, state.version)
-        return TablePiggyback(known.call, arrays, jobs, search)
+        return TablePiggyback(self._transport, known.call, arrays, jobs, search)
 
 
 def _are_small(together: Sequence[Bucket]) -> bool:

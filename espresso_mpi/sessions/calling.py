@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,7 +23,7 @@ from .base import SessionBase
 from .copies import Splits
 from .exchanges import Taken
 from .handles import Handle
-from .known_syncs import KnownSync, KnownSyncs, synced
+from .known_syncs import KnownSyncs, synced
 from .repeated import Repeated, RepeatedCalls, key_of
 
 Plain = tuple[Any, Any, Any] | None
@@ -140,23 +140,40 @@ class Calling(SessionBase):
         result, moves = known.ready(x, out)
         if result is NotImplemented or (allowed is not None and not allowed(moves)):
             return NotImplemented
-        start, placeholder = time.perf_counter(), known.placeholder
-        memory = Alone((x, result), placeholder.title) if self.guards_memory else None
-        if memory is not None and not self._intake.claims.claim_alone(memory):
-            return NotImplemented
-        try:
+        placeholder = known.placeholder
+
+        def make() -> PendingCall | None:
             if known.in_place and out is not None:
                 np.copyto(out, x)
-            ended = engine.repeat(known.signature, placeholder, moves, ordinary)
-        finally:
-            if memory is not None:
-                self._intake.claims.drop(memory)
-            self._seconds += time.perf_counter() - start
+            return engine.repeat(known.signature, placeholder, moves, ordinary)
+
+        ended = self._by_itself((x, result), placeholder.title, make)
         if ended is None:
             return NotImplemented
-        if ended.error is not None:
-            _raise_error_of(ended)
         return result if ended is placeholder else ended.result
+
+    def _by_itself(
+        self, arrays: Sequence[Any], title: str, make: Callable[[], PendingCall | None]
+    ) -> PendingCall | None:
+        """Make a call that is the only one: what has ended; None: it must take another way. Raises its error.
+
+        Args:
+            arrays: its memory, which it claims; title: in messages.
+            make: returns as ``Engine.repeat``.
+        """
+        claims, start = self._intake.claims, time.perf_counter()
+        memory = Alone(arrays, title) if self.guards_memory else None
+        if memory is not None and not claims.claim_alone(memory):
+            return None
+        try:
+            ended = make()
+        finally:
+            if memory is not None:
+                claims.drop(memory)
+            self._seconds += time.perf_counter() - start
+        if ended is not None and ended.error is not None:
+            _raise_error_of(ended)
+        return ended
 
     def _repeat_sync(self, grads: Any, title: str) -> Any:
         """``grads`` synchronised as others like them were before; ``NotImplemented``: take the ordinary path."""
@@ -168,9 +185,12 @@ class Calling(SessionBase):
             if found is not NotImplemented:
                 return found
         known, arrays = self._repeated_syncs.find(grads)
-        if known is None or not self._sync_again(known, grads, arrays, title):
+        if known is None:
             return NotImplemented
-        return grads
+        self._held.release()
+        again, sync = self._engine.sync_again, known.sync
+        ended = self._by_itself(arrays, title, lambda: again(sync, arrays, title, lambda: known.call(grads, title)))
+        return NotImplemented if ended is None else grads
 
     def _repeat_dense(self, name: str | None, x: np.ndarray, grads: Any, title: str) -> Any:
         """As ``_repeat_sync``, of one array, if it is dense."""
@@ -189,7 +209,7 @@ class Calling(SessionBase):
             moves.check = engine.value_check(batch)
             return moves.check.pending or engine.nonfinite.finds_nothing(batch, moves.x)
 
-        if self._repeat(known, x, None, lambda: synced(x, (x,), batch, title), allowed) is NotImplemented:
+        if self._repeat(known, x, None, partial(synced, x, (x,), batch, title), allowed) is NotImplemented:
             return NotImplemented
         if known.again is None or known.again is latest:  # which could not be made again in that way
             known.again = engine.latest_sum(known.signature, placeholder, batch, name, x)
@@ -198,37 +218,10 @@ class Calling(SessionBase):
 
     def _sum_again(self, latest: LatestSum, x: np.ndarray, title: str) -> bool:
         """Make a sync like the latest one once more; False: it must take another way."""
-        claims, start = self._intake.claims, time.perf_counter()
-        memory = Alone((x,), title) if self.guards_memory else None
-        if memory is not None and not claims.claim_alone(memory):
-            return False
-        try:
-            ended = self._engine.sum_again(latest, x, title, lambda: synced(x, (x,), latest.batch, title))
-        finally:
-            if memory is not None:
-                claims.drop(memory)
-            self._seconds += time.perf_counter() - start
-        if ended is not None and ended.error is not None:
-            _raise_error_of(ended)
+        again, real = self._engine.sum_again, partial(synced, x, (x,), latest.batch, title)
+        ended = self._by_itself((x,), title, lambda: again(latest, x, title, real))
         if ended is latest.placeholder:
             self._latest = latest
-        return ended is not None
-
-    def _sync_again(self, known: KnownSync, grads: Any, arrays: Sequence[np.ndarray], title: str) -> bool:
-        """Make a sync once more; False: it must take the ordinary path."""
-        self._held.release()
-        claims, start = self._intake.claims, time.perf_counter()
-        memory = Alone(arrays, title) if self.guards_memory else None
-        if memory is not None and not claims.claim_alone(memory):
-            return False
-        try:
-            ended = self._engine.sync_again(known.sync, arrays, title, lambda: known.call(grads, arrays, title))
-        finally:
-            if memory is not None:
-                claims.drop(memory)
-            self._seconds += time.perf_counter() - start
-        if ended is not None and ended.error is not None:
-            _raise_error_of(ended)
         return ended is not None
 
     def _remember_sync(self, grads: Any, call: PendingCall) -> None:

@@ -17,8 +17,8 @@ from .repeated import PLAIN, WRITABLE
 _KNOWN = 256
 """Calls that are remembered at a time."""
 
-_TRIED = 3
-"""Failures after which a call is not tried again."""
+_TRIED, _PAUSE = 3, 64
+"""Failures after which a call is tried more rarely, and calls without a try from then on."""
 
 _FIT, _ONE_TYPE = PLAIN | WRITABLE, {np.ndarray}
 
@@ -33,23 +33,31 @@ class KnownSync:
 
     def __init__(self, sync: RepeatedSync, values: Sequence[np.ndarray]) -> None:
         self.sync = sync
-        self._kinds = [(x.shape, x.dtype) for x in values]
         self._sizes = np.array([x.nbytes for x in values])
         self._flat = all(x.ndim == 1 for x in values)
+        self._left_out = 0
 
-    def arrays(self, values: Sequence[Any]) -> list[np.ndarray] | None:
-        """The arrays of a call, flat; None: they are not like those before, or share memory."""
-        if self.sync.failures >= _TRIED or set(map(type, values)) != _ONE_TYPE:
+    def arrays(self, values: Sequence[np.ndarray]) -> list[np.ndarray] | None:
+        """The arrays of a call, of the shapes of those before, flat; None: it is not to be made so.
+
+        They must be contiguous and writable float32, and share no memory.
+        """
+        if self.sync.failures >= _TRIED and self._leaves_out():
             return None
-        if [(x.shape, x.dtype) for x in values] != self._kinds or not all(x.flags.num & _FIT == _FIT for x in values):
+        if not all(x.dtype == np.float32 and x.flags.num & _FIT == _FIT for x in values):
             return None
         if len(values) > 1 and not _are_apart(values, self._sizes):
             return None
         return list(values) if self._flat else [x.ravel() for x in values]
 
-    def call(self, grads: Any, arrays: Sequence[np.ndarray], title: str) -> PendingCall:
+    def call(self, grads: Any, title: str) -> PendingCall:
         """The call itself."""
-        return synced(grads, arrays, self.sync.batch, title)
+        return synced(grads, _given(grads)[1], self.sync.batch, title)
+
+    def _leaves_out(self) -> bool:
+        """Whether to leave out a try."""
+        self._left_out = (self._left_out + 1) % _PAUSE
+        return self._left_out > 0
 
 
 class KnownSyncs:
@@ -73,16 +81,16 @@ class KnownSyncs:
 
     def remember(self, grads: Any, call: PendingCall, make: Callable[[PendingCall], RepeatedSync | None]) -> None:
         """A call has ended well; ``make``: what makes it again, if anything does."""
+        sync = make(call)
+        if sync is None:
+            return
         key, values = _given(grads)
         known = self._known.get(key)
         if key is None or (known is not None and known.sync.batch is call.batch):
             return
-        if set(map(type, values)) != _ONE_TYPE or not all(x.dtype == np.float32 and x.size for x in values):
+        if not all(x.dtype == np.float32 and x.size for x in values):
             return
-        if type(key) is tuple and not all(type(name) is str for name in key):  # 1 and True would be the same
-            return
-        sync = make(call)
-        if sync is None:
+        if type(key[0]) is tuple and not all(type(name) is str for name in key[0]):  # 1 and True would be the same
             return
         if len(self._known) >= _KNOWN:
             self._known.clear()
@@ -95,14 +103,21 @@ def synced(grads: Any, arrays: Sequence[np.ndarray], batch: Batch, title: str) -
     return PendingCall(("sync", ""), grads, adopted, batch, title=title)
 
 
-def _given(grads: Any) -> tuple[Any, Sequence[Any]]:
-    """What tells apart how arrays were given, and they: alone, in a list, or in a dict; (None, ()) in another way."""
-    kind = type(grads)
+def _given(grads: Any) -> tuple[tuple[Any, Any] | None, Sequence[Any]]:
+    """What tells calls apart, and their arrays of numpy: alone, in a list or tuple, or in a dict; else (None, ())."""
+    kind, values = type(grads), grads
+    names: tuple[Any, ...] | int | None = None
     if kind is np.ndarray:
-        return "alone", (grads,)
-    if kind is dict:
-        return tuple(grads), list(grads.values())
-    return (len(grads), grads) if kind is list or kind is tuple else (None, ())
+        values = (grads,)
+    elif kind is dict:
+        names, values = tuple(grads), list(grads.values())
+    elif kind is list or kind is tuple:
+        names = len(grads)
+    else:
+        return None, ()
+    if set(map(type, values)) != _ONE_TYPE:
+        return None, ()
+    return (names, tuple([x.shape for x in values])), values
 
 
 def _are_apart(values: Sequence[np.ndarray], sizes: np.ndarray) -> bool:

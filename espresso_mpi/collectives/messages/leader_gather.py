@@ -26,13 +26,13 @@ from .node_leaders import (
     IN_FLIGHT,
     LOGGED,
     MINE,
+    NOTHING,
     PACE,
     SIZE,
     TIMES,
     padded,
     slots_of,
 )
-from .node_sums import NOTHING
 from .roll_call import Roll
 from .transport import Transport
 
@@ -123,7 +123,7 @@ class LeaderGather:
             ignored: bits of its first byte that may differ.
             times: address of marks, see ``agreed_copies.ASKED``; 0: there are none.
             run: calls ``node_leaders.run`` with the first of ``addresses``, and returns what it does; if it has not
-                called it, ``node_sums.NOTHING``: then there is no exchange. Default: it does nothing else.
+                called it, ``NOTHING``: then there is no exchange. Default: it does nothing else.
 
         Returns:
             Whether it is over; else it must be finished.
@@ -138,7 +138,7 @@ class LeaderGather:
         self._run, frame[node_leaders.EQUAL] = run or self._run_alone, 0
         self._go()
         if self._why == NOTHING:
-            self._why = ENDED
+            self._why, self._run = ENDED, self._run_alone
             return True
         if self._leads:
             self._number = transport.roll_call.advance()
@@ -203,6 +203,7 @@ class LeaderGather:
     def _end(self) -> None:
         """Count what this rank has sent, and the time that it has waited; raise what its leader says."""
         frame, window, transport = self._frame, self._window, self._transport
+        self._run = self._run_alone  # and refer to no array any longer
         transport.waiter.waited += frame[_WAITED] * 1e-9
         shown = 0
         if window is not None:

@@ -45,9 +45,9 @@ LOGGED = EQUAL + 1
 FRAME = LOGGED + LOG
 """Where the log of ``shared_memory.barrier`` begins, and the length of a frame."""
 
-AT_NODE, AT_LEADER, AT_MESSAGES, FAILED, ENDED = range(1, 6)
+AT_NODE, AT_LEADER, AT_MESSAGES, FAILED, ENDED, NOTHING = range(1, 7)
 """Why it returned: it waits for ranks of the node, in the first part or in the third one; for messages; MPI reported an
-error; it is done."""
+error; it is done. ``NOTHING``: what calls it has not done so, and this rank has shown nothing."""
 
 COLUMNS = 4
 """Of a round: the rank that gets blocks, the one that gives some, how many, and whether the first one is near."""

@@ -24,9 +24,6 @@ Addresses: of memory for the arrays of all ranks and for the sums of groups; of 
 marks as of ``agreed_copies``. The bits from which magnitudes are too large to be summed, 0 if none is searched; whether
 the call is new; whether there are such values; and how many sums were cut."""
 
-NOTHING = node_leaders.ENDED + 1
-"""One more reason to return: there are values that are too large. This rank has shown nothing."""
-
 _numbers_at = pointer_to(types.int64)
 
 
@@ -56,11 +53,9 @@ def mean(x, stack, means, firsts, inner, outer):  # type: ignore[no-untyped-def]
 def _show(frame, gather, marks, like):  # type: ignore[no-untyped-def]
     """Put the array into the message; returns whether its values can be summed."""
     frame[FRESH] = 0
-    note(marks, SEARCHED, gather[node_leaders.LOGGED :])
-    if frame[LEAST] and not in_range(frame[X], frame[SIZE], frame[LEAST]):
-        return False
     move(frame[DATA], frame[X], frame[SIZE] * like.itemsize)
-    return True
+    note(marks, SEARCHED, gather[node_leaders.LOGGED :])
+    return frame[LEAST] == 0 or in_range(frame[X], frame[SIZE], frame[LEAST])
 
 
 @host.inline
@@ -80,7 +75,9 @@ def _sum(frame, gather, marks, like, inner, outer):  # type: ignore[no-untyped-d
 
 @host.inline
 def run(address, like, inner, outer):  # type: ignore[no-untyped-def]
-    """Search, exchange and sum, given the address of a frame; returns as ``node_leaders.run``, or ``NOTHING``.
+    """Search, exchange and sum, given the address of a frame; returns as ``node_leaders.run``.
+
+    If there are values that are too large, it is ``NOTHING``.
 
     Args:
         like: an array of the type of the elements.
@@ -91,7 +88,7 @@ def run(address, like, inner, outer):  # type: ignore[no-untyped-def]
     marks = carray(_numbers_at(frame[TIMES]), (MARKS, 2))
     if frame[FRESH] and not _show(frame, gather, marks, like):
         frame[ODD] = 1
-        return NOTHING
+        return node_leaders.NOTHING
     why = node_leaders.run(frame[GATHER])
     if why == node_leaders.ENDED and gather[node_leaders.EQUAL]:
         _sum(frame, gather, marks, like, inner, outer)

@@ -106,6 +106,11 @@ class AgreedSums(AgreedCall):
         frame[agreed_sums.ROWS], frame[agreed_sums.ROWS_SIZE] = device.address(rows), rows.size
         self._placed = {id(place): device.address(place) for place in (NOWHERE, self._readable, self._unsearched)}
 
+    def sent(self, x: np.ndarray) -> int:
+        """Bytes that this rank gives to others in a sum of such an array, beside its header."""
+        self._is_whole(x.size, x.nbytes)
+        return self._cost[1]
+
     def takes(self, header_size: int) -> bool:
         """Whether there is room for headers of so many bytes."""
         return header_size <= BEHIND_HEADER

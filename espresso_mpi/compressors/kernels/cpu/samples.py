@@ -2,7 +2,8 @@
 
 A stratum is a power of two of elements; where in it the run lies is hashed. Where the sample decides what is sent, it
 is everything up to 65536 elements, and beyond them at least 1/64 of the elements. Where it only makes a search quick,
-it grows with n more slowly: its runs cost as much as the candidates that a smaller sample leaves too many.
+it grows with n more slowly: its runs cost as much as the elements that reach the threshold of a smaller sample beside
+those that are sought.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ _FEW = 2048
 """The same of samples that only make a search quick; from there on, their strata grow."""
 _WIDEST = 1024
 _GROWTH = 32
-"""Strata of searching samples are about this, times the cube root of n. A sample of S elements leaves too many
-candidates by a share of 1/√S, so that the least time is at S ~ n^(2/3); measured for 1 % of 1 to 64 million."""
+"""Strata of searching samples are about this, times the cube root of n. Of a sample of S elements, the threshold is
+reached by a share of 1/√S too many, so that the least time is at S ~ n^(2/3); measured for 1 % of 1 to 64 million."""
 
 
 class Sample(NamedTuple):

@@ -1,8 +1,9 @@
 """What the methods share that send the elements of largest magnitude: the search, the copy, the way back.
 
 Magnitudes order like their bits; the key of an element is the bits of what compressors carry for it (``LIMIT`` at most,
-0 for NaN). One pass over the data makes the values that are to be compressed (``residual + x``, or DGC's two sums) and
-one bit for each that reaches a threshold, which a sample has given. The bits then lead to those elements alone.
+0 for NaN). One pass over the data makes the values that are to be compressed (``residual + x``, or DGC's two sums), and
+notes those that reach a threshold, which a sample has given. The choice is made among them alone, or among those behind
+bits where there was no room to note all.
 
 The sample (``samples``) decides how fast a search is and, in methods that say so, how many elements go, but never that
 a smaller one goes before a larger.
@@ -135,8 +136,7 @@ def _swept(x, kept, momentum, clean, zeroed, blend, threshold, room):  # type: i
 
 @host.Composite
 def _swept_again(values, zeroed, blend, threshold, room):  # type: ignore[no-untyped-def]
-    """As ``_swept``, with another threshold."""
-    put_back(room.places, room.found, room.counts, zeroed)
+    """As ``_swept``, with another threshold; all noted before was put back."""
     return _swept(values, values[:0], values[:0], zeroed.size > 0, zeroed, blend, threshold, room)
 
 
@@ -165,7 +165,7 @@ def _bracket(values, blend, k, threshold, reach, width, room):  # type: ignore[n
 @host.Composite
 def _choose_by_masks(values, kept, momentum, blend, wanted, threshold, reach, width, room, indices, sent):  # type: ignore[no-untyped-def]
     """The ``wanted`` largest of so many that reach the threshold, of which not all are noted."""
-    if reach > wanted:
+    if reach > max(wanted, room.found.size):
         threshold, reach = _bracket(values, blend, wanted, threshold, reach, width, room)
     above = _counted(values, threshold, room)
     if above >= wanted:
@@ -213,6 +213,7 @@ def choose(x, kept, momentum, blend, quota, least_key, rank, width, room, indice
     reach, noted = _swept(x, kept, momentum, clean, zeroed, blend, threshold, room)
     if 0 < least_key < first and reach <= most:
         threshold = np.uint32(least_key)
+        put_back(room.places, room.found, room.counts, zeroed)
         reach, noted = _swept_again(values, zeroed, blend, threshold, room)
     wanted = reach
     enough = reach >= least or (threshold <= 1 and smallest == 1)
@@ -220,6 +221,7 @@ def choose(x, kept, momentum, blend, quota, least_key, rank, width, room, indice
         wanted = most if enough else few
         rank = samples.rank_above(values.size, room.sample.size, wanted)
         while reach < wanted:
+            put_back(room.places, room.found, room.counts, zeroed)
             threshold = np.uint32(_sampled(values, empty, empty, blend, rank, width, room))
             reach, noted = _swept_again(values, zeroed, blend, threshold, room)
             rank = 4 * rank

@@ -1,7 +1,8 @@
 """The pass of the sparse methods over the data, and what follows it for the elements that reached the threshold.
 
 One pass makes the values that are to be compressed (``residual + x``, or DGC's two sums) and one bit for each that
-reaches the threshold. The bits then lead to those elements alone.
+reaches the threshold. It notes these elements while they are in the first cache: to find them later takes a cache miss
+each. Where there is no room for all of them, the bits lead to them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from . import host
 from .magnitudes import key_of, reached, reached_of_clean
 
 CHUNK = 8192
-"""Elements whose bits and counts one turn of a parallel loop makes."""
+"""Elements of which one turn of a parallel loop counts or copies those behind the bits; spans are multiples of it."""
 
 _BLOCK = 1024
 """Elements that are made and then tested: they stay in the first cache."""
@@ -124,7 +125,7 @@ def put_back(places, found, counts, zeroed):  # type: ignore[no-untyped-def]
 
 @host.inline
 def join(places, found, counts):  # type: ignore[no-untyped-def]
-    """Move what spans have noted to the begin of the memory; returns how many these are."""
+    """Move what spans have noted to the beginning of the memory; returns how many these are."""
     spans = counts.size // 2
     most, at = found.size // spans, counts[1]
     for s in range(1, spans):
@@ -196,7 +197,7 @@ def _count_chunk(values, masks, threshold):  # type: ignore[no-untyped-def]
 
 @host.Kernel
 def recount(values, masks, larger, equal, threshold):  # type: ignore[no-untyped-def]
-    """As ``sweep`` counts, for a threshold that is not below the one of the bits."""
+    """Count in chunks what is larger than a threshold and what is equal, behind the bits of one that is not higher."""
     for c in prange(larger.size):
         a, b = c * CHUNK, min(values.size, (c + 1) * CHUNK)
         larger[c], equal[c] = _count_chunk(values[a:b], masks[a // 64 : (b + 63) // 64], threshold)
