@@ -127,11 +127,10 @@ def main(
 
     world = MPI.COMM_WORLD
     run = Suite("overlap", world, json, trace=trace)
-    specs, shapes = read_specs(compressors), shapes_of(sizes)
+    specs, shapes = [*read_specs(compressors), *[SOCKETS] * sockets], shapes_of(sizes)
     _one_thread(world)
-    count = len(specs) + sockets
-    with run.repetitions(1, repeats, None if seconds is None else seconds * count) as repetitions:
-        rows = _measured(world, Inputs(world, shapes), [*specs, *[SOCKETS] * sockets], compute_ms, repetitions, trace)
+    with run.repetitions(1, repeats, None if seconds is None else seconds * len(specs)) as repetitions:
+        rows = _measured(world, Inputs(world, shapes), specs, compute_ms, repetitions, trace)
     title = f"{rows[0].tensors} tensors, {rows[0].nbytes / 1e6:.1f} MB, {world.size} ranks: compute and sync at once"
     run.publish(TABLE, title, rows, network="ResNet-101" if sizes is None else sizes)
     return rows
@@ -286,7 +285,7 @@ class _SessionSteps(_Steps):
 
 
 class _SocketSteps(_Steps):
-    """Of plain sockets. All bytes travel from the begin of a step on, as if all gradients were there at once."""
+    """Of plain sockets. All bytes travel from the beginning of a step on, as if all gradients were there at once."""
 
     def _open(self, comm: Any) -> None:
         self.sockets = PlainSockets(comm)

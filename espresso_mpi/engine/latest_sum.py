@@ -69,7 +69,8 @@ class LatestSums(Rounds):
         prepared = self._dispatcher.known_sum(placeholder.number)
         if prepared is None or not isinstance(prepared.agreed, AgreedSums | NodeSums) or x.dtype != np.float32:
             return None
-        check, unsearched = self.value_check(batch), self.value_check(batch).pending
+        check = self.value_check(batch)
+        unsearched = check.pending
         if isinstance(prepared.agreed, NodeSums):  # which searches before it shows anything
             check = self.nonfinite.value_check(batch)
         if batch.portions and not check.pending:
@@ -92,7 +93,8 @@ class LatestSums(Rounds):
             placeholder.title = self._transport.waiter.what = title
             if latest.sums.reduce(header[1], OWN_STATE, x, True, check):
                 del self.unfinished[id(placeholder)]
-                self._negotiation.came(header[0])
+                if isinstance(latest.sums, NodeSums):
+                    self._negotiation.came(header[0])
                 self._end_repeated(header[0], prepared)
                 return placeholder
             moves = Summing(x, True)
@@ -109,4 +111,6 @@ class LatestSums(Rounds):
         """Whether nothing has changed that a sum depends on, and the ranks expect no other call."""
         if not self._dispatcher.still_sums(number, latest.prepared):
             return False
+        if not isinstance(latest.sums, NodeSums):  # inside a node, ranks expect no calls
+            return True
         return latest.sums.takes(header_size) and self._negotiation.expected(idle=True) is None

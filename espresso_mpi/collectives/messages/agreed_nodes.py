@@ -16,7 +16,7 @@ from ..data.reduction import arithmetic
 from . import node_sums
 from .agreed import Agreed
 from .agreed_copies import ANSWERED, MARKS
-from .leader_gather import gather_for
+from .leader_gather import LeaderGather, gather_for
 from .node_leaders import padded
 from .part_sizes import unequal
 from .sum_calls import NO_CHECK, ValueCheck
@@ -110,10 +110,14 @@ class NodeAgreement:
     def _show(self, message: np.ndarray, header: int, ignored: int) -> bool:
         """As ``agree``, of a message that a header of so many bytes begins."""
         gather = self._gather = gather_for(self._transport, self._room(header))
-        if not gather.begin(message, header, ignored, self.place) or not gather.equal:
+        if not gather.begin(message, header, ignored, self.place, self._run_with(gather)) or not gather.equal:
             return False
         self._met()
         return True
+
+    def _run_with(self, gather: LeaderGather) -> Callable[[], int] | None:
+        """What runs the exchange, see ``LeaderGather.begin``."""
+        return None
 
     def _met(self) -> None:
         """All headers are equal."""
@@ -173,14 +177,10 @@ class NodeSums(NodeAgreement):
         frame[node_sums.LEAST], frame[node_sums.TIMES] = check.limit if check.pending else 0, self.place
         return self._show(self._message, header.size, ignored)
 
-    def _show(self, message: np.ndarray, header: int, ignored: int) -> bool:
+    def _run_with(self, gather: LeaderGather) -> Callable[[], int] | None:
         """See ``NodeAgreement``."""
-        gather = self._gather = gather_for(self._transport, self._room(header))
         self._frame[node_sums.GATHER], self._frame[node_sums.PLACES] = gather.addresses
-        if not gather.begin(message, header, ignored, self.place, self._run) or not gather.equal:
-            return False
-        self._met()
-        return True
+        return self._run
 
     def _run(self) -> int:
         return int(node_sums.run(self._address, self._like, *self._how))

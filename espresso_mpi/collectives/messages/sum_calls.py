@@ -111,10 +111,6 @@ class AgreedSums(AgreedCall):
         self._is_whole(x.size, x.nbytes)
         return self._cost[1]
 
-    def takes(self, header_size: int) -> bool:
-        """Whether there is room for headers of so many bytes."""
-        return header_size <= BEHIND_HEADER
-
     def reduce(
         self, header: np.ndarray, ignored: int, x: np.ndarray, reads: bool = True, check: ValueCheck = NO_CHECK
     ) -> bool:

@@ -141,6 +141,15 @@ def _swept_again(values, zeroed, blend, threshold, room):  # type: ignore[no-unt
 
 
 @host.Composite
+def _lowered(values, zeroed, blend, rank, width, room):  # type: ignore[no-untyped-def]
+    """As ``_swept_again``, with the threshold of a rank in the sample, which comes first."""
+    put_back(room.places, room.found, room.counts, zeroed)
+    threshold = np.uint32(_sampled(values, values[:0], values[:0], blend, rank, width, room))
+    reach, noted = _swept_again(values, zeroed, blend, threshold, room)
+    return threshold, reach, noted
+
+
+@host.Composite
 def _counted(values, threshold, room):  # type: ignore[no-untyped-def]
     """Count in chunks how many keys behind the bits are above a threshold and equal to it; how many are above it."""
     recount(values, room.masks, room.larger, room.equal, threshold)
@@ -155,9 +164,7 @@ def _bracket(values, blend, k, threshold, reach, width, room):  # type: ignore[n
     rank = samples.rank_above(values.size, room.sample.size, k)
     good = _counted(values, threshold, room) < k
     while not good:
-        empty = values[:0]
-        threshold = np.uint32(_sampled(values, empty, empty, blend, rank, width, room))
-        reach, _ = _swept(values, empty, empty, False, empty, blend, threshold, room)
+        threshold, reach, _ = _lowered(values, values[:0], blend, rank, width, room)
         good, rank = reach >= k, 4 * rank
     return threshold, reach
 
@@ -172,7 +179,7 @@ def _choose_by_masks(values, kept, momentum, blend, wanted, threshold, reach, wi
         candidates = values  # too many to be worth a copy, as when many are equal
         if reach <= room.found.size:
             candidates = room.found[:reach]
-            gather(values, room.masks, room.larger, room.equal, candidates)
+            gather(values, room.masks, room.larger, room.equal, room.places, candidates)
         threshold = np.uint32(kth(candidates, wanted, room.bins)[0])
         above = _counted(values, threshold, room)
     copy(values, kept, momentum, room.masks, room.larger, room.equal, threshold, wanted - above, indices, sent)
@@ -205,8 +212,7 @@ def choose(x, kept, momentum, blend, quota, least_key, rank, width, room, indice
     """
     most, least, few, smallest = quota
     values = kept if kept.size else (momentum if momentum.size else x)
-    empty = kept[:0]
-    zeroed = empty if momentum.size else kept
+    zeroed = kept[:0] if momentum.size else kept
     first = max(smallest, least_key, _sampled(x, kept, momentum, blend, rank, width, room))
     threshold = np.uint32(first)
     clean = kept.size + momentum.size > 0
@@ -221,9 +227,7 @@ def choose(x, kept, momentum, blend, quota, least_key, rank, width, room, indice
         wanted = most if enough else few
         rank = samples.rank_above(values.size, room.sample.size, wanted)
         while reach < wanted:
-            put_back(room.places, room.found, room.counts, zeroed)
-            threshold = np.uint32(_sampled(values, empty, empty, blend, rank, width, room))
-            reach, noted = _swept_again(values, zeroed, blend, threshold, room)
+            threshold, reach, noted = _lowered(values, zeroed, blend, rank, width, room)
             rank = 4 * rank
     if noted:
         _choose_noted(kept, momentum, zeroed, wanted, threshold, room, indices, sent)

@@ -163,23 +163,12 @@ def take(places, found, threshold, ties, kept, momentum, zeroed, indices, sent):
 # --- the elements behind the bits, where not all are noted ------------------------------------------------------------
 
 
-@host.inline
-def _gather_chunk(values, masks, found):  # type: ignore[no-untyped-def]
-    at = 0
-    for w in range(masks.size):
-        mask = masks[w]
-        while mask:
-            found[at] = host.sanitise(values[64 * w + host.trailing_zeros(mask)])
-            at += 1
-            mask &= mask - np.uint64(1)
-
-
 @host.Kernel
-def gather(values, masks, larger, equal, found):  # type: ignore[no-untyped-def]
-    """The values behind the bits; ``larger`` and ``equal`` count what stands before each chunk."""
+def gather(values, masks, larger, equal, places, found):  # type: ignore[no-untyped-def]
+    """Note what is behind the bits; ``larger`` and ``equal`` count what stands before each chunk."""
     for c in prange(larger.size):
-        a, b = c * CHUNK, min(values.size, (c + 1) * CHUNK)
-        _gather_chunk(values[a:b], masks[a // 64 : (b + 63) // 64], found[larger[c] + equal[c] :])
+        a, b, at = c * CHUNK, min(values.size, (c + 1) * CHUNK), larger[c] + equal[c]
+        _move(a, values[a:b], masks[a // 64 : (b + 63) // 64], values[:0], places[at:], found[at:])
 
 
 @host.inline
