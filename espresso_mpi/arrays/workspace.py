@@ -55,9 +55,14 @@ class Staging:
 
 
 class Workspace:
-    """Named scratch buffers, one of each name per device, each as large as its largest use so far."""
+    """Named scratch buffers, one of each name per device, each as large as its largest use so far.
+
+    Attributes:
+        kept: what else its borrowers leave for the next ones, by key.
+    """
 
     def __init__(self) -> None:
+        self.kept: dict[Any, Any] = {}
         self._buffers: dict[tuple[str, str], Any] = {}
         self._staging = [Staging(), Staging()]
 

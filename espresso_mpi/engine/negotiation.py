@@ -356,7 +356,10 @@ class Negotiation(CallFailures):
 
     def _is_news(self, call: PendingCall) -> bool:
         """Whether the other ranks must hear more of a call than its number."""
-        return call.number is None or bool(call.bad or call.problem) or self.sizes.new(call.number, call.sizes)
+        if call.number is None or call.bad or call.problem is not None:
+            return True
+        sizes = call.batch.sizes if call.batch is not None else None  # a property would be asked often
+        return sizes is not None and self.sizes.new(call.number, sizes)
 
     def _number(self, front: Sequence[PendingCall]) -> None:
         for call in front:

@@ -16,7 +16,7 @@ from numba.extending import intrinsic
 
 from espresso_mpi.compressors.kernels.cpu import host
 
-from .naps import NAP, NAPS, YIELDS
+from .naps import NAPS, YIELDS
 from .shared_memory import WAITED, now, poll_again, polls_since
 
 ISEND, IRECV, TESTALL, COMM, BYTE, TAG, REQUEST, REQUESTS, STATUSES, FLAG, CALLS = range(11)
@@ -72,8 +72,8 @@ def _nap(polled, waited, pace):  # type: ignore[no-untyped-def]
     background = pace[2] > 0
     if not background and polled < pace[0] + YIELDS:
         return np.int64(0)
-    share, longest = NAPS[1] if background else NAPS[0]
-    return np.int64(1e6 * min(max(NAP, share * 1e-9 * waited), longest))
+    least, share, longest = NAPS[1] if background else NAPS[0]
+    return np.int64(1e6 * min(max(least, share * 1e-9 * waited), longest))
 
 
 @host.inline

@@ -19,7 +19,7 @@ from espresso_mpi.errors import RankTimeoutError
 from .naps import NAP, NAPS, YIELDS
 
 _SPINS = 200
-_COMPILED_SPINS, _COMPILED_YIELDS, _COMPILED_NAPS = 5000, 1000, 50
+_COMPILED_SPINS, _COMPILED_YIELDS, _COMPILED_NAPS = 5000, 1000, 200
 _CHECK_EVERY, _CHECK_AFTER = 64, 5e-3
 """Polls and seconds after which a wait checks the time and the monitor."""
 
@@ -182,8 +182,8 @@ class Waiter:
         if polls < YIELDS and not background:
             os.sched_yield()
             return
-        share, longest = NAPS[background]
-        time.sleep(min(max(NAP, share * (time.perf_counter() - start)), longest))
+        least, share, longest = NAPS[background]
+        time.sleep(min(max(least, share * (time.perf_counter() - start)), longest))
 
     def _timeout(self, late: Sequence[int]) -> RankTimeoutError:
         return RankTimeoutError(

@@ -184,8 +184,16 @@ class Active:
             self._places[-len(table.drawn) :] = keys_of(table, run.jobs)
         self._marks = np.empty((table.marks, 2), np.int64)
         self._state = np.zeros(interpreter.STATE + table.tensors, np.int64)
-        self._messages = prepared.messages
+        self._messages = prepared.messages if run.prepared else self._borrowed_messages()
         self._window = transport.window_on_host(transport.node) if runner.by_window else None
+
+    def _borrowed_messages(self) -> Any:
+        """Memory for the messages, which stays in the workspace."""
+        kept, count = self.workspace.kept, self._table.messages
+        found = kept.get(count)
+        if found is None:
+            found = kept[count] = compiled_messages(self._transport, self._table)
+        return found
 
     @property
     def stage(self) -> int:
