@@ -28,6 +28,20 @@ from ..types import MadeFor, Plan, Strategy, TensorSpec, buffer_name
 
 
 @dataclass(frozen=True)
+class Shares:
+    """A compressed tensor that may share messages with others of the same way.
+
+    Attributes:
+        way: equal for tensors that may share messages.
+        payload, dense: bytes of its payload, and of the tensor as float32.
+    """
+
+    way: tuple[bool | str, ...]
+    payload: int
+    dense: int
+
+
+@dataclass(frozen=True)
 class Item:
     """One tensor and how it travels.
 
@@ -58,6 +72,20 @@ class Item:
     def dtype(self) -> str:
         """Element type of the tensor."""
         return str(self.spec.dtype)
+
+    @cached_property
+    def shares(self) -> Shares | None:
+        """With which other tensors it may share messages; None: with none."""
+        route = self.strategy.route
+        if self.compressor is None or self.group or self.half is not None:
+            return None
+        where = self.spec.device
+        if any(getattr(step, "device", where) != where for step in route.steps):
+            return None  # its payload changes its place
+        way = way_of(route, self.compressor)
+        if way is None or (route.sums_payloads and where != "cpu"):
+            return None
+        return Shares((self.total, *way), self.compressor.at(None).nbytes(self.spec.size), 4 * self.spec.size)
 
     @property
     def target(self) -> int:
@@ -142,20 +170,6 @@ class Batches:
 
 
 @dataclass(frozen=True)
-class Shares:
-    """A compressed tensor that may share messages with others of the same way.
-
-    Attributes:
-        way: equal for tensors that may share messages.
-        payload, dense: bytes of its payload, and of the tensor as float32.
-    """
-
-    way: tuple[bool | str, ...]
-    payload: int
-    dense: int
-
-
-@dataclass(frozen=True)
 class Bucket:
     """Tensors that share a buffer, or a single tensor.
 
@@ -209,19 +223,10 @@ class Bucket:
         """Element type of the tensors."""
         return str(self.members[0][1].spec.dtype)
 
-    @cached_property
+    @property
     def shares(self) -> Shares | None:
-        """With which other tensors it may share messages; None: with none."""
-        item, route = self.members[0][1], self.strategy.route
-        if self.compressor is None or item.group or item.half is not None:
-            return None
-        where = item.spec.device
-        if any(getattr(step, "device", where) != where for step in route.steps):
-            return None  # its payload changes its place
-        way = way_of(route, self.compressor)
-        if way is None or (route.sums_payloads and where != "cpu"):
-            return None
-        return Shares((item.total, *way), self.compressor.at(None).nbytes(self.size), 4 * self.size)
+        """As of its tensor."""
+        return self.members[0][1].shares
 
     @cached_property
     def uniform(self) -> bool:

@@ -2,6 +2,7 @@
 executor, which prepares nothing, whatever comes in between."""
 
 import itertools
+import time
 
 import numpy as np
 import pytest
@@ -60,7 +61,7 @@ def left_by(world, monkeypatch, again, way, calls, **options):
     monkeypatch.setenv(EXECUTOR, way)
     again.clear()
     with Session(world, **{"seed": 3, "timeout": 120, "min_bytes": 400, **options}) as session:
-        results, ran = [], []
+        results, ran, began = [], [], time.perf_counter()
         for step, call in enumerate(calls):
             before = len(again)
             found = call(session, step)
@@ -68,6 +69,8 @@ def left_by(world, monkeypatch, again, way, calls, **options):
             results += [array.tobytes() for array in (found or {}).values()]
         arrays = sorted((key, value.tobytes()) for key, value in session.state_dict()["arrays"].items())
         stats = session.stats()
+        most = len(SIZES) * (time.perf_counter() - began)  # several tensors travel at once
+        assert all(0 <= seconds <= most for seconds in stats.seconds_by.values()), stats.seconds_by
         counts = {
             name: (one.steps, one.bytes_by_level, one.last.step, one.last.bytes_by_level)
             for name, one in stats.tensors.items()
