@@ -58,11 +58,12 @@ class Workspace:
     """Named scratch buffers, one of each name per device, each as large as its largest use so far.
 
     Attributes:
-        kept: what else its borrowers leave for the next ones, by key.
+        messages: memory for messages (``mpi_calls.Messages``), by how many can be in flight. None are when a borrower
+            gives the workspace back.
     """
 
     def __init__(self) -> None:
-        self.kept: dict[Any, Any] = {}
+        self.messages: dict[int, Any] = {}
         self._buffers: dict[tuple[str, str], Any] = {}
         self._staging = [Staging(), Staging()]
 

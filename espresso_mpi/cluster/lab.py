@@ -9,8 +9,9 @@ not root. Several labs can run at the same time. When the first process of a lab
 processes and removes its devices, mounts and shared memory. The first process ends when the caller of ``run`` ends,
 because it reads from a pipe that the caller holds open.
 
-After a pause, the data of two milliseconds pass without limit: the burst of the token bucket. With a smaller burst, the
-rate would not be reached while the ranks use all cores. The time of a single smaller message does not show the rate.
+After a pause, the data of two milliseconds, at least 32 KiB, pass without limit: the burst of the token bucket. With a
+smaller burst, the rate would not be reached while the ranks use all cores. The time of a single smaller message does
+not show the rate. TCP hands less than the burst to a link at once, at most 64 KiB, which passes in one piece.
 """
 
 import json
@@ -47,6 +48,7 @@ _PROBES = (
         "limit a rate; load the kernel module `sch_tbf`",
         "tc qdisc add dev veth0 root tbf rate 1gbit burst 256kb latency 9ms",
     ),
+    ("limit the segments of a link", "ip link set veth0 gso_max_size 32768"),
 )
 
 

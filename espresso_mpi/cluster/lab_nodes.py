@@ -29,10 +29,7 @@ _GRACE_S = 2.0
 _BURST_S = 2e-3
 _QUEUE = "50ms"
 
-# What TCP hands to a device at once. Network cards cut it into packets; the token bucket filter cuts
-# it only if it is longer than the burst, packet by packet on a core that computes: a third more of the
-# time of 100 Mbit/s.
-_SEGMENT_MAX, _SPARE = 1 << 16, 1 << 10
+_SEGMENT_MAX = 1 << 16
 
 # Open MPI's launcher sometimes hangs (1 in 10 for `true`) if all processes of a remote node end
 # while it still starts them.
@@ -150,8 +147,7 @@ def _add_node(number: int, spec: lab.Spec) -> None:
     _do(*_on(hostname), "ip", "link", "set", "lo", "up")
     if spec.rate != lab.UNLIMITED:
         _do(*_on(hostname), *_limit(_INTERFACE, spec.rate))
-        segment = min(_SEGMENT_MAX, _burst(spec.rate) - _SPARE)
-        _do(*_on(hostname), "ip", "link", "set", _INTERFACE, "gso_max_size", str(segment))
+        _do(*_on(hostname), "ip", "link", "set", _INTERFACE, "gso_max_size", str(_segment(spec.rate)))
         if spec.nodes > 2:  # between two nodes, the limit of the sender is enough
             _do(*_limit(port, spec.rate))
 
@@ -169,6 +165,14 @@ def _burst(rate: str) -> int:
     lost.
     """
     return max(32 << 10, round(lab.parse_rate(rate) / 8 * _BURST_S))
+
+
+def _segment(rate: str) -> int:
+    """The most bytes that TCP hands to a device at once: with the headers of all packets, they fit into the burst.
+
+    Else the filter cuts them into packets, on a core that computes. In a real node, the network card does that.
+    """
+    return min(_SEGMENT_MAX, _burst(rate) * 15 // 16 - 1024)
 
 
 def _mpirun(mpirun: launch.Mpirun, spec: lab.Spec) -> list[str]:

@@ -14,7 +14,7 @@ import numpy as np
 from ..arrays.buffers import Gradient
 from ..arrays.device import Arrival
 from ..collectives.messages.agreement import fingerprint, gather_small
-from ..collectives.messages.part_sizes import Sizes, size_error, unequal
+from ..collectives.messages.part_sizes import size_error, unequal
 from ..collectives.messages.transport import Transport
 from ..collectives.progress import Progress, Segment
 from ..collectives.ranges import GpuSearch
@@ -79,6 +79,7 @@ class PendingCall:
         given: what the caller passed.
         gradients: flat arrays over ``given``.
         batch: what is known about the tensors.
+        sizes: as of ``Batch``.
         problem: why this rank cannot make the call; None: it can.
         bad: values that cannot be summed, see ``ranges.Findings``.
         large: positions of dense tensors whose sums could leave their range; known when the call starts.
@@ -115,6 +116,7 @@ class PendingCall:
         exchange: Exchange | None = None,
     ) -> None:
         self.key, self.given, self.gradients, self.batch = key, given, list(gradients), batch
+        self.sizes = None if batch is None else batch.sizes
         self.title = title or described(key)
         self.problem, self.priority, self.action = problem, priority, action
         self.gpu, self.arrival, self.watch, self.exchange = gpu, arrival, watch, exchange
@@ -160,11 +162,6 @@ class PendingCall:
     def signature(self) -> tuple[Any, ...]:
         """A short form of ``content``."""
         return (self.key, self.priority, self._digest)
-
-    @property
-    def sizes(self) -> Sizes | None:
-        """As of ``Batch``."""
-        return None if self.batch is None else self.batch.sizes
 
     @property
     def _digest(self) -> bytes:

@@ -358,8 +358,7 @@ class Negotiation(CallFailures):
         """Whether the other ranks must hear more of a call than its number."""
         if call.number is None or call.bad or call.problem is not None:
             return True
-        sizes = call.batch.sizes if call.batch is not None else None  # a property would be asked often
-        return sizes is not None and self.sizes.new(call.number, sizes)
+        return call.sizes is not None and self.sizes.new(call.number, call.sizes)
 
     def _number(self, front: Sequence[PendingCall]) -> None:
         for call in front:

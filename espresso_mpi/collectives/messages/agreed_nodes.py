@@ -15,7 +15,7 @@ from espresso_mpi.arrays import device
 from ..data.reduction import arithmetic
 from . import node_sums
 from .agreed import Agreed
-from .agreed_copies import ANSWERED, MARKS
+from .agreed_copies import ANSWERED, ASKED, MARKS
 from .leader_gather import LeaderGather, gather_for
 from .node_leaders import padded
 from .part_sizes import unequal
@@ -110,10 +110,15 @@ class NodeAgreement:
     def _show(self, message: np.ndarray, header: int, ignored: int) -> bool:
         """As ``agree``, of a message that a header of so many bytes begins."""
         gather = self._gather = gather_for(self._transport, self._room(header))
-        if not gather.begin(message, header, ignored, self.place, self._run_with(gather)) or not gather.equal:
+        if not gather.begin(message, header, ignored, self._asked, self._run_with(gather)) or not gather.equal:
             return False
         self._met()
         return True
+
+    @property
+    def _asked(self) -> int:
+        """The address of the marks of the exchange, ``ASKED`` and ``ANSWERED``."""
+        return int(self.place + self.marks.strides[0] * ASKED)
 
     def _run_with(self, gather: LeaderGather) -> Callable[[], int] | None:
         """What runs the exchange, see ``LeaderGather.begin``."""

@@ -121,7 +121,7 @@ class LeaderGather:
             mine: as of ``run``; to be kept until the exchange is over.
             header: bytes that a message begins with, and that are compared with those of the others.
             ignored: bits of its first byte that may differ.
-            times: address of marks, see ``agreed_copies.ASKED``; 0: there are none.
+            times: address of two marks, for when it begins and ends, as ``headers.note`` writes them; 0: none.
             run: calls ``node_leaders.run`` with the first of ``addresses``, and returns what it does; if it has not
                 called it, ``NOTHING``: then there is no exchange. Default: it does nothing else.
 

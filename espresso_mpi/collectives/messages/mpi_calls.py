@@ -16,7 +16,7 @@ from numba.extending import intrinsic
 
 from espresso_mpi.compressors.kernels.cpu import host
 
-from .naps import NAPS, YIELDS
+from .naps import BACKGROUND, FOREGROUND, YIELDS
 from .shared_memory import WAITED, now, poll_again, polls_since
 
 ISEND, IRECV, TESTALL, COMM, BYTE, TAG, REQUEST, REQUESTS, STATUSES, FLAG, CALLS = range(11)
@@ -72,7 +72,7 @@ def _nap(polled, waited, pace):  # type: ignore[no-untyped-def]
     background = pace[2] > 0
     if not background and polled < pace[0] + YIELDS:
         return np.int64(0)
-    least, share, longest = NAPS[1] if background else NAPS[0]
+    least, share, longest = BACKGROUND if background else FOREGROUND
     return np.int64(1e6 * min(max(least, share * 1e-9 * waited), longest))
 
 
@@ -122,7 +122,7 @@ def _handle(thing: Any) -> int:
 
 
 class Messages:
-    """Memory for the messages of one table that is under way, and how to call MPI for them.
+    """Memory for the messages of tables, one at a time, and how to call MPI for them.
 
     Args:
         comm: the mpi4py communicator.

@@ -15,7 +15,6 @@ from numba import carray, types
 from espresso_mpi.compressors.kernels.cpu import host
 from espresso_mpi.compressors.kernels.cpu.entries import pointer_to
 
-from .agreed_copies import ANSWERED, ASKED, MARKS
 from .headers import note, slot_of
 from .mpi_calls import CALLS, FLAG, IRECV, ISEND, await_messages, start
 from .shared_memory import LOG, SHOWN, STAGE, STEP, await_all, move, store
@@ -24,8 +23,8 @@ from .window_places import COUNT, ME, SLOT
 MINE, SIZE, HEADER, IGNORED, TIMES, FRESH, EPOCH, USES, PACE = range(9)
 """Places of a frame, an int64 array, that are new in every run: address and bytes of what this rank gives; how many of
 them begin it as a header, which is compared with those of the others (0: nothing is), and bits of its first byte that
-may differ; address of marks as of ``agreed_copies`` (0: none); whether the run is new; barriers and uses of the window
-so far; and the three numbers of ``pace``."""
+may differ; address of two marks, for the begin and the end (0: none); whether the run is new; barriers and uses of the
+window so far; and the three numbers of ``pace``."""
 
 ROOM, LEADS, NODES, NODE, BLOCK, ROUNDS = range(PACE + 3, PACE + 9)
 """Places that stay: the most bytes that a rank gives; whether this rank is the leader; how many nodes there are, and
@@ -256,7 +255,7 @@ def _began(frame, log):  # type: ignore[no-untyped-def]
         frame[place] = 0
     frame[HELD] = 1
     if frame[TIMES]:
-        note(carray(_numbers_at(frame[TIMES]), (MARKS, 2)), ASKED, log)
+        note(carray(_numbers_at(frame[TIMES]), (2, 2)), 0, log)
 
 
 @host.inline
@@ -292,7 +291,7 @@ def run(address):  # type: ignore[no-untyped-def]
             return AT_LEADER
     frame[PART] = _READ
     if frame[TIMES]:
-        note(carray(_numbers_at(frame[TIMES]), (MARKS, 2)), ANSWERED, log)
+        note(carray(_numbers_at(frame[TIMES]), (2, 2)), 1, log)
     if not frame[TEXT]:
         _find_all(frame)
     return ENDED

@@ -38,7 +38,7 @@ its array lies (3 and 4, ``joint_reads``), whether it could not read (5) and has
 BLOCK = 2048
 _CLOCK_MONOTONIC, _CLOCK_THREAD = 1, 3
 _PAUSE = 100_000
-"""Nanoseconds of a pause that count as one poll more; an undisturbed pause is shorter."""
+"""Nanoseconds of a pause that count as one poll more."""
 
 _sched_yield = types.ExternalFunction("sched_yield", types.int32())
 _usleep = types.ExternalFunction("usleep", types.int32(types.uint32))

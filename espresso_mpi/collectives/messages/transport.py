@@ -98,7 +98,9 @@ class Transport(GpuCalls):
         self._host_messages = HostMessages(partial(Messages, comm, DATA_TAG), self._longest)
         testall = MPI.Request.Testall
         self.gpu_messages = GpuMessages(self._send_gpu, self._receive_gpu, testall, self._longest_gpu)
-        self.waiter = Waiter(settings.timeout, oversubscribed, self.describe, self, self.advance)
+        self.waiter = Waiter(
+            settings.timeout, oversubscribed, self.describe, self, self.advance, lambda: self.gpu_messages.under_way
+        )
         fewest = min(self._local.allgather(cores()))
         self.waiter.cores = fewest if self._local.size > fewest else 0
         self.workspace = Workspace()

@@ -16,10 +16,13 @@ from typing import Protocol
 
 from espresso_mpi.errors import RankTimeoutError
 
-from .naps import NAP, NAPS, YIELDS
+from .naps import AT_BARRIER, BACKGROUND, FOREGROUND, YIELDS
 
 _SPINS = 200
-_COMPILED_SPINS, _COMPILED_YIELDS, _COMPILED_NAPS = 5000, 1000, 200
+_COMPILED_SPINS, _COMPILED_YIELDS, _COMPILED_NAPS, _FEW_NAPS = 5000, 1000, 200, 50
+"""Polls of compiled code. A pause counts as one more for each 0.1 ms that it lasts: naps end after about 20 ms, or 5 ms
+where something else is to be advanced. In Python, each poll takes a core longer."""
+
 _CHECK_EVERY, _CHECK_AFTER = 64, 5e-3
 """Polls and seconds after which a wait checks the time and the monitor."""
 
@@ -72,9 +75,9 @@ class Waiter:
     If a node has at least as many ranks as cores, a rank that polls takes the core from a rank that works, so it gives
     the core away at once. Otherwise it polls hard for a moment first, which answers sooner. There are two ways to give
     the core away. A thread that yields lets another thread that computes run its whole time slice, about 3 ms. A thread
-    that naps is back in 0.1 ms, but a nap is 50 us too long if no thread computes. So it yields while its process has
-    nothing else to do, and naps in the ``background``. (2 ranks on 2 cores, a barrier, us: 1 yielding, 55 napping;
-    beside computing threads 1500, 83.)
+    that naps is back as soon as it wants, but a nap is 50 us too long if no thread computes. So it first yields while
+    its process has nothing else to do, and only naps in the ``background`` (see ``naps``). A barrier of 2 ranks on 2
+    cores takes 1 us yielding and 55 us napping; beside computing threads 1500 us and 83 us.
 
     Args:
         timeout: seconds until a rank counts as missing.
@@ -82,6 +85,7 @@ class Waiter:
         describe: returns the text for a rank in messages.
         deadlocks: what to consult in long waits; None: nothing.
         advance: called before every poll: starts what can start by now.
+        advances: whether it has something to start.
 
     Attributes:
         cores: of which the ranks of the node share each; 0: each rank has one. The same on all ranks of the node.
@@ -94,11 +98,12 @@ class Waiter:
         describe: Callable[[int], str] = "rank {}".format,
         deadlocks: DeadlockCheck | None = None,
         advance: Callable[[], None] = lambda: None,
+        advances: Callable[[], bool] = lambda: False,
     ) -> None:
         self.timeout, self.notice = timeout, NOTICE
         self._oversubscribed, self._describe, self._deadlocks = oversubscribed, describe, deadlocks
         self._monitor = WaitMonitor()
-        self._advance = advance
+        self._advance, self._advances = advance, advances
         self.cores = 0
         self.what = "the session to open"
         self.waited = 0.0
@@ -172,7 +177,7 @@ class Waiter:
         Afterwards it returns to Python, which checks the time and the monitor.
         """
         if self._monitor.background:
-            return 0, _COMPILED_NAPS, round(NAP * 1e6)
+            return 0, _FEW_NAPS if self._advances() else _COMPILED_NAPS, round(AT_BARRIER * 1e6)
         spins = 0 if self._oversubscribed else _COMPILED_SPINS
         return spins, spins + _COMPILED_YIELDS, 0
 
@@ -182,7 +187,7 @@ class Waiter:
         if polls < YIELDS and not background:
             os.sched_yield()
             return
-        least, share, longest = NAPS[background]
+        least, share, longest = BACKGROUND if background else FOREGROUND
         time.sleep(min(max(least, share * (time.perf_counter() - start)), longest))
 
     def _timeout(self, late: Sequence[int]) -> RankTimeoutError:

@@ -9,7 +9,6 @@ import numpy as np
 
 from espresso_mpi.arrays import device
 
-from ..messages import agreed_copies
 from ..messages.leader_gather import LeaderGather, gather_for
 from ..messages.node_leaders import padded
 from ..messages.shared_memory import WAITED
@@ -68,10 +67,10 @@ class NodeCall(RepeatedTable):
     def _exchanged(self, ignored: int) -> bool:
         """Exchange the messages; whether all headers are equal: then the payloads are where the table expects them."""
         transport, header, given = self._runner.transport, self._header, self._gathered
-        marks, waited = self._runner.table.marks + piggyback.ASKED - agreed_copies.ASKED, transport.waiter.waited
+        asked, waited = self._runner.table.marks + piggyback.ASKED, transport.waiter.waited
         gather = self._gather = gather_for(transport, self._room(header.size))
         if not gather.begin(
-            self._message, header.size, ignored, self._ledger.place + self._ledger.row.strides[0] * marks
+            self._message, header.size, ignored, self._ledger.place + self._ledger.row.strides[0] * asked
         ):
             gather.finish()
         self._state[WAITED] += round((transport.waiter.waited - waited) * 1e9)

@@ -92,12 +92,6 @@ class PreparedRun:
         self._places = places_of(runner, self.kept)
         self._arrays = slice(BUFFERS, BUFFERS + table.tensors)
         self._recorder, self._table, self._names = recorder, table, [job.name for job in jobs]
-        self._transport = runner.transport
-
-    @cached_property
-    def messages(self) -> Any:
-        """Memory for the messages of a step: the next one begins when it has ended."""
-        return compiled_messages(self._transport, self._table)
 
     @cached_property
     def ledger(self) -> Ledger | None:
@@ -184,16 +178,15 @@ class Active:
             self._places[-len(table.drawn) :] = keys_of(table, run.jobs)
         self._marks = np.empty((table.marks, 2), np.int64)
         self._state = np.zeros(interpreter.STATE + table.tensors, np.int64)
-        self._messages = prepared.messages if run.prepared else self._borrowed_messages()
+        self._messages = self._borrowed_messages()
         self._window = transport.window_on_host(transport.node) if runner.by_window else None
 
     def _borrowed_messages(self) -> Any:
         """Memory for the messages, which stays in the workspace."""
-        kept, count = self.workspace.kept, self._table.messages
-        found = kept.get(count)
-        if found is None:
-            found = kept[count] = compiled_messages(self._transport, self._table)
-        return found
+        known, count = self.workspace.messages, self._table.messages
+        if count not in known:
+            known[count] = compiled_messages(self._transport, self._table)
+        return known[count]
 
     @property
     def stage(self) -> int:

@@ -55,7 +55,7 @@ WAYS = {
 
 @pytest.fixture
 def posted(monkeypatch):
-    """Counts exchanges of messages by Python, and runs of tables with messages."""
+    """Counts exchanges of messages by Python, and runs of tables with messages; small calls made again are not."""
     count, post, progress = [0], Transport.post, TableRunner.progress
 
     def counted(self, sends, receives, workspace):
@@ -100,3 +100,23 @@ def test_a_tensor_has_the_bits_that_it_has_alone(route, posted, open_session):
     np.testing.assert_equal(states[1], states[0])
     if route in ("flat-alltoall", "encode@cpu/allreduce@flat/decode@cpu"):
         assert posts[1] < posts[0] / 4
+
+
+def test_a_push_that_comes_again_makes_no_memory_for_messages(open_session, monkeypatch):
+    calls, made = Transport.calls, []
+
+    def counted(self, *given):
+        made.append(given)
+        return calls(self, *given)
+
+    monkeypatch.setattr(Transport, "calls", counted)
+    session, counts = open_session(nodes=[[rank] for rank in range(WORLD.size)]), []
+    for step in range(4):
+        made.clear()
+        x = np.full(300_000, step + WORLD.rank, np.float32)
+        session.push("x", x)
+        session.wait_all()
+        assert set(x.tolist()) == {step + (WORLD.size - 1) / 2}
+        counts.append(len(made))
+    assert counts[0] > 0
+    assert counts[2:] == [0, 0]
