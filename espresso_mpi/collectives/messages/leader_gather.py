@@ -61,14 +61,15 @@ class LeaderGather:
     def __init__(self, transport: Transport, room: int) -> None:
         topology = transport.topology
         self._transport, self._room = transport, room
-        self._grouped = transport.windows_everywhere
-        nodes = topology.nodes if self._grouped else tuple((rank,) for rank in range(topology.size))
-        node = topology.node_of[transport.rank] if self._grouped else transport.rank
+        grouped = transport.windows_everywhere
+        nodes = topology.nodes if grouped else tuple((rank,) for rank in range(topology.size))
+        node = topology.node_of[transport.rank] if grouped else transport.rank
         self._nodes, self._node, self._leaders = nodes, node, [ranks[0] for ranks in nodes]
         self._window = transport.window_on_host(transport.node) if len(nodes[node]) > 1 else None
         self._leads, self._slots = transport.rank in self._leaders, slots_of(room)
         self._rounds = rounds_of(self._leaders, self._leaders[node]) if self._leads else []
         most = max(map(len, nodes))
+        self._patience = 1.5 if most > 1 else 1.0  # leaders that wait for ranks of their node report these first
         block = padded(8 * most) + most * padded(room)
         self.nbytes = max(len(nodes) * block, padded(_TEXT_BYTES))
         assert self.nbytes <= MESSAGE_MAX, "small data are not that long"
@@ -241,7 +242,7 @@ class LeaderGather:
         target, source, _ = self._rounds[self._frame[node_leaders.ROUND]]
         messages.in_flight = self._frame[IN_FLIGHT]
         try:
-            with transport.waiter.patience(1.5 if self._grouped else 1.0):
+            with transport.waiter.patience(self._patience):
                 _finish(transport, messages, (source, target), roll)
         except RankTimeoutError as error:
             if self._window is None:

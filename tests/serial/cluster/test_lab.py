@@ -217,7 +217,7 @@ def test_a_stream_runs_at_the_rate():
         assert size * 8 / seconds < 202e6
         return size * 8 / seconds > 180e6
 
-    assert until(at_the_rate)
+    assert until(at_the_rate, seconds=120)
 
 
 @needs_lab
