@@ -227,7 +227,7 @@ class Session(Planning, Checkpoints, Collectives, Memory):
         self._transport.require_threads()
         call = self._pending_call(("push", name), given, flat, title, priority)
         handle = Handle(self, call)
-        if call.watch is not None:
+        if call.watch is not None and call.watch.whole:
             call.watch.reader = weakref.ref(handle)
         self._held.submit(call)
         if self._pending.add(call) and self._transport.rank == 0:

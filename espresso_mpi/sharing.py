@@ -77,13 +77,16 @@ def fused(items: Iterable[tuple[T, Hashable | None, int]], fuse_bytes: int, room
     return found
 
 
-def form(items: Sequence[tuple[T, Hashable | None, str, int, int]], limit: Callable[[T], int]) -> list[list[T]]:
+def form(
+    items: Sequence[tuple[T, Hashable | None, str, int, int]], limit: Callable[[T], int], under_way: bool = False
+) -> list[list[T]]:
     """Buckets of items that share messages, in the order of their first items.
 
     Args:
         items: (item, its kind, name, bytes of its payload, bytes of its tensor). Items of one kind may share, but not
             two of one name; those of kind None may not share.
         limit: returns the payload bytes of a bucket of the item's kind. An item with more is alone.
+        under_way: whether other messages are: then the first bucket of a kind is as large as the others.
     """
     found: list[list[T]] = []
     rooms: dict[Hashable, int] = {}
@@ -96,7 +99,7 @@ def form(items: Sequence[tuple[T, Hashable | None, str, int, int]], limit: Calla
             continue
         bucket = open_.get(kind)
         if bucket is None or not bucket.takes(name, payload, dense):
-            part = _FIRST if bucket is None else 1
+            part = _FIRST if bucket is None and not under_way else 1
             bucket = open_[kind] = _Open([], set(), rooms[kind] // part, _DENSE // part)
             found.append(bucket.items)
         bucket.items.append(item)

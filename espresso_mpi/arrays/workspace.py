@@ -65,6 +65,7 @@ class Workspace:
     def __init__(self) -> None:
         self.messages: dict[int, Any] = {}
         self._buffers: dict[tuple[str, str], Any] = {}
+        self._places: dict[tuple[int, ...], list[int]] = {}
         self._staging = [Staging(), Staging()]
 
     def take(self, name: str, nbytes: int, where: DeviceKind) -> Any:
@@ -74,6 +75,7 @@ class Workspace:
             room = max(nbytes, PAYLOAD_ALIGN)
             buffer = device.pinned(room) if self._locked(name, where) else device.empty(room, np.uint8, where)
             self._buffers[name, where] = buffer
+            self._places.clear()
         return buffer[:nbytes]
 
     def _locked(self, name: str, where: DeviceKind) -> bool:
@@ -109,6 +111,14 @@ class Workspace:
     def payload_buffer(self, number: int, nbytes: int) -> Any:
         """A payload buffer in host memory: 0 is that of ``payload``, 1 the other one."""
         return self.take(f"payload-{number}", nbytes, "cpu")
+
+    def payload_places(self, sizes: tuple[int, ...]) -> list[int]:
+        """Where the payload buffers of these sizes in bytes begin in host memory, by their numbers."""
+        known = self._places.get(sizes)
+        if known is None:
+            buffers = [self.payload_buffer(number, nbytes) for number, nbytes in enumerate(sizes)]
+            known = self._places[sizes] = list(map(device.begin_of, buffers))
+        return known
 
     def other_payload(self, current: Any, nbytes: int) -> Any:
         """The payload buffer that ``current`` does not use, on the same device."""

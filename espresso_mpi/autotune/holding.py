@@ -33,7 +33,8 @@ class Held:
             EspressoError: the engine takes no calls any more.
         """
         if not self._active():
-            self.release()
+            if self._units:
+                self.release()
             self._engine.submit(unit, background=True)
             return
         self._engine.require_usable()

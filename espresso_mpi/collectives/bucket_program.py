@@ -104,11 +104,17 @@ class BucketProgram:
         self._finish(run)
         self._transport.give_back(workspace)
 
-    def prepared(self, arrays: Sequence[Any], jobs: Sequence[Job], recorder: Recorder) -> PreparedRun | None:
-        """What later steps of the same tensors can use again, see ``repeat``; None if Python runs them."""
+    def prepared(
+        self, arrays: Sequence[Any], jobs: Sequence[Job], recorder: Recorder, repeats: bool = True
+    ) -> PreparedRun | None:
+        """What later steps of the same tensors can use again, see ``repeat``; None if Python runs them.
+
+        Args:
+            repeats: as of ``PreparedRun``.
+        """
         if self._runner is None or any(map(obstacle, arrays, jobs)):
             return None
-        return PreparedRun(self._runner, arrays, jobs, recorder)
+        return PreparedRun(self._runner, arrays, jobs, recorder, repeats)
 
     def repeat(
         self,
@@ -121,10 +127,10 @@ class BucketProgram:
         """As ``progress``, for arrays of which nothing but the address and the values differ from those prepared.
 
         Args:
-            steps: those of the jobs, which are made where they are needed.
+            steps: those of the jobs, which are made where they are needed; empty if no ledger keeps their times.
         """
         assert self._runner is not None
-        return self._runner.progress(replace(self._table_run(arrays, jobs, recorder), prepared=prepared, steps=steps))
+        return self._runner.progress(self._table_run(arrays, jobs, recorder, prepared, steps))
 
     def expected(self) -> Expected | None:
         """As of ``Program``."""
@@ -141,8 +147,12 @@ class BucketProgram:
             return None
         return small_call(self._runner, jobs, arrays, recorder, least, room, first)
 
-    def _table_run(self, arrays: Sequence[Any], jobs: Sequence[Job], recorder: Recorder) -> TableRun:
-        return TableRun(arrays, jobs, recorder, 0, partial(self._begun, arrays, jobs, recorder), self._finish)
+    def _table_run(
+        self, arrays: Sequence[Any], jobs: Sequence[Job], recorder: Recorder, prepared: PreparedRun | None = None,
+        steps: Sequence[int] = (),
+    ) -> TableRun:  # fmt: skip
+        begun = partial(self._begun, arrays, jobs, recorder)
+        return TableRun(arrays, jobs, recorder, 0, begun, self._finish, prepared, steps)
 
     def _begun(self, arrays: Sequence[Any], jobs: Sequence[Job], recorder: Recorder, workspace: Workspace) -> BucketRun:
         logs = [SegmentLog(recorder, job, 0, self._transport) for job in jobs]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -191,7 +191,12 @@ class Program:
 
     def executor(self, x: Any, job: Job, scheduled: bool) -> str:
         """What runs a tensor, in words: a table of operations, or Python."""
-        return described("the plan has a schedule" if scheduled else obstacle(x, job) or self.table())
+        why = "the plan has a schedule" if scheduled else obstacle(x, job)
+        return described(why) if why else self._words
+
+    @cached_property
+    def _words(self) -> str:
+        return described(self.table())
 
     def expected(self) -> Expected | None:
         """How ranks that expect it make a call by this program; None: they cannot, as far as this rank sees."""
@@ -226,21 +231,29 @@ class Program:
         assert self.compressor is not None, "a route that encodes needs a compressor"
         return compressor_at(point, self.compressor)
 
-    def _table_run(self, number: int, arrays: Sequence[Any], jobs: Sequence[Job], recorder: Recorder) -> Run:
+    def _table_run(
+        self, number: int, arrays: Sequence[Any], jobs: Sequence[Job], recorder: Recorder,
+        prepared: PreparedRun | None = None, steps: Sequence[int] = (),
+    ) -> Run:  # fmt: skip
         def subject(workspace: Workspace) -> SegmentRun:
             log = SegmentLog(recorder, jobs[0], number, self._transport)
             return SegmentRun(Data(arrays[0], self._dtype, workspace), jobs[0], log, self._inside_at_once)
 
-        return Run(arrays, jobs, recorder, number, subject, lambda segment: segment.finish(self._regions[number]))
+        def finish(segment: SegmentRun) -> None:
+            segment.finish(self._regions[number])
+
+        return Run(arrays, jobs, recorder, number, subject, finish, prepared, steps)
 
     def progress(self, arrays: Sequence[Any], jobs: Sequence[Job], recorder: Recorder) -> Progress:
         """As ``BucketProgram.progress``, for the only tensor of this program, in one segment."""
         return self.segment(0, arrays[0], jobs[0], recorder)
 
-    def prepared(self, arrays: Sequence[Any], jobs: Sequence[Job], recorder: Recorder) -> PreparedRun | None:
+    def prepared(
+        self, arrays: Sequence[Any], jobs: Sequence[Job], recorder: Recorder, repeats: bool = True
+    ) -> PreparedRun | None:
         """As ``BucketProgram.prepared``."""
         runner = "" if self.count > 1 or obstacle(arrays[0], jobs[0]) else self._runner(0)
-        return PreparedRun(runner, arrays, jobs, recorder) if isinstance(runner, TableRunner) else None
+        return PreparedRun(runner, arrays, jobs, recorder, repeats) if isinstance(runner, TableRunner) else None
 
     def repeat(
         self, arrays: Sequence[Any], jobs: Sequence[Job], steps: Sequence[int], recorder: Recorder,
@@ -249,7 +262,7 @@ class Program:
         """As ``BucketProgram.repeat``."""
         runner = self._runner(0)
         assert isinstance(runner, TableRunner)
-        return runner.progress(replace(self._table_run(0, arrays, jobs, recorder), prepared=prepared, steps=steps))
+        return runner.progress(self._table_run(0, arrays, jobs, recorder, prepared, steps))
 
     def run(self, x: Any, job: Job, recorder: Recorder | None = None) -> None:
         """Replace flat ``x`` by its mean over the ranks; blocks until it is done."""

@@ -209,13 +209,32 @@ class Search:
                     found[str(position)] = text
         return found
 
+    def all_clean(self, searched: Sequence[Sequence[Portion]], arrays: Sequence[Any]) -> bool:
+        """Whether one thread has searched an array of each of several calls, and found nothing; False: perhaps not.
+
+        Args:
+            searched: of each call; arrays: one of each.
+        """
+        sizes, least = list[int](), list[int]()
+        for portions_of, x in zip(searched, arrays):
+            if len(portions_of) != 1 or not portions_of[0].sizes or not runs_serial(x.size):
+                return False
+            sizes.append(x.size)
+            least.append(self._limits[portions_of[0].dtype, portions_of[0].compressed].large)
+        if len(sizes) < len(searched):
+            return False
+        return bool(magnitudes.all_in_range(addresses(arrays), np.array(sizes, np.int64), np.array(least, np.int64)))
+
     def is_clean(self, searched: Sequence[Portion], x: np.ndarray) -> bool:
         """Whether ``odd_values`` would find nothing in a call of one array, on the host and not empty; quicker."""
         if not searched:
             return True
-        portion = searched[0]
+        return self._clean_at_once(searched[0], x) or not self.odd_values(searched, [x])
+
+    def _clean_at_once(self, portion: Portion, x: Any) -> bool:
+        """Whether one thread has searched an array on the host, and found nothing."""
         if not portion.sizes or not runs_serial(x.size):
-            return not self.odd_values(searched, [x])
+            return False
         least = self._limits[portion.dtype, portion.compressed].large
         return bool(magnitudes.in_range(device.begin_of(x), x.size, least))
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 import numpy as np
@@ -182,16 +183,20 @@ class Scheduled:
     def at(self: SomeScheduled, step: int | None) -> SomeScheduled:
         """This method with every scheduled parameter at its value in ``step``; None: after all schedules."""
         changes = {
-            f.name: (settled_power if f.name in self.powers_of_two else settled)(v, step)
-            for f in fields(self)
-            if isinstance(v := getattr(self, f.name), ParameterSchedule)
+            name: (settled_power if name in self.powers_of_two else settled)(schedule, step)
+            for name, schedule in self._schedules.items()
         }
         return replace(self, **changes) if changes else self
 
     def stages(self: SomeScheduled) -> list[SomeScheduled]:
         """This method in each setting that its schedules bring about."""
-        scheduled = [v for f in fields(self) if isinstance(v := getattr(self, f.name), ParameterSchedule)]
-        return [self.at(step) for step in sorted({0, *(step for v in scheduled for step in v.changes())})]
+        changes = {step for schedule in self._schedules.values() for step in schedule.changes()}
+        return [self.at(step) for step in sorted({0, *changes})]
+
+    @cached_property
+    def _schedules(self) -> Mapping[str, ParameterSchedule]:
+        found = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: value for name, value in found.items() if isinstance(value, ParameterSchedule)}
 
 
 class Shaped:

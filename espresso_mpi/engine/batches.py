@@ -87,6 +87,18 @@ class Item:
             return None
         return Shares((self.total, *way), self.compressor.at(None).nbytes(self.spec.size), 4 * self.spec.size)
 
+    @cached_property
+    def kind(self) -> tuple[str | bool, ...] | None:
+        """Equal for dense tensors that may share a buffer; None: it is not dense, or takes a half of its route."""
+        if self.compressor is not None or self.half is not None:
+            return None
+        return self.dtype, self.spec.device, self.total, str(self.strategy.route)
+
+    @cached_property
+    def alone(self) -> Bucket:
+        """The bucket of this tensor by itself."""
+        return Bucket((self,), self.strategy, self.compressor, self.feedback)
+
     @property
     def target(self) -> int:
         """Position in the call of the array that gets the result."""
@@ -122,6 +134,11 @@ class Batch:
             for item in self.items
             if item.compressor is not None or not self.exact_dense
         )
+
+    @cached_property
+    def grouped(self) -> bool:
+        """Whether some tensors belong to groups of the plan."""
+        return bool(self.empty) or any(item.group for item in self.items)
 
     @cached_property
     def bounded(self) -> tuple[Item, ...]:
@@ -173,11 +190,11 @@ class Batches:
 class Bucket:
     """Tensors that share a buffer, or a single tensor.
 
-    ``members``: (index of the call, item) of each, in the order of the buffer. ``label``: a name for dense tensors that
+    ``members``: they, in the order of the buffer. ``label``: a name for dense tensors that
     share a buffer, because their choice may differ from step to step.
     """
 
-    members: tuple[tuple[int, Item], ...]
+    members: tuple[Item, ...]
     strategy: Strategy
     compressor: Compressor | None = None
     feedback: Feedback = NO_FEEDBACK
@@ -186,12 +203,12 @@ class Bucket:
     @cached_property
     def name(self) -> str:
         """The name in statistics and in the keys of random numbers."""
-        return self.label or buffer_name([item.spec.name for _, item in self.members])
+        return self.label or buffer_name([item.spec.name for item in self.members])
 
     @cached_property
     def sizes(self) -> tuple[tuple[str, int], ...]:
         """(name, elements) of the tensors."""
-        return tuple((item.spec.name, item.spec.size) for _, item in self.members)
+        return tuple((item.spec.name, item.spec.size) for item in self.members)
 
     @cached_property
     def store_name(self) -> str:
@@ -206,32 +223,32 @@ class Bucket:
     @property
     def total(self) -> bool:
         """Whether the result is the sum over the ranks instead of their mean."""
-        return self.members[0][1].total
+        return self.members[0].total
 
     @property
     def half(self) -> Half | Copies | None:
         """The half of the route that its tensor takes, or how it is copied; None: it takes all of its route."""
-        return self.members[0][1].half
+        return self.members[0].half
 
     @cached_property
     def size(self) -> int:
         """Elements of the buffer."""
-        return sum(item.spec.size for _, item in self.members)
+        return sum(item.spec.size for item in self.members)
 
     @property
     def dtype(self) -> str:
         """Element type of the tensors."""
-        return str(self.members[0][1].spec.dtype)
+        return str(self.members[0].spec.dtype)
 
     @property
     def shares(self) -> Shares | None:
         """As of its tensor."""
-        return self.members[0][1].shares
+        return self.members[0].shares
 
     @cached_property
     def uniform(self) -> bool:
         """Whether all tensors are of one type and in one place."""
-        return len({(item.spec.dtype, item.spec.device) for _, item in self.members}) == 1
+        return len({(item.spec.dtype, item.spec.device) for item in self.members}) == 1
 
 
 def strategy_of(spec: TensorSpec, options: Options, topology: Topology) -> Strategy:
@@ -357,8 +374,7 @@ def _misfit(other: Item, item: Item) -> PlanError | None:
 
 def mixed(bucket: Bucket) -> PlanError | None:
     """Why the tensors of a group, which came in several calls, cannot share a buffer; the same on every rank."""
-    first = bucket.members[0][1]
-    return next(filter(None, (_misfit(first, item) for _, item in bucket.members)), None)
+    return next(filter(None, (_misfit(bucket.members[0], item) for item in bucket.members)), None)
 
 
 _Missing = Mapping[tuple[str, ...], Sequence[str]]
@@ -387,47 +403,27 @@ def _missing(items: Sequence[Item], empty: Iterable[tuple[str, tuple[str, ...]]]
     return {first: [name for name in group if name not in here] for first, group in groups.items()}
 
 
-def buckets_of(batches: Sequence[Batch], fuse_bytes: int, room: int) -> tuple[Bucket, ...]:
+Arranged = tuple[Bucket, tuple[int, ...]]
+"""A bucket, and the index of the call of each of its tensors."""
+
+
+def buckets_of(batches: Sequence[Batch], fuse_bytes: int, room: int) -> tuple[Arranged, ...]:
     """The buckets of calls that run together, without the tensors of a plan's groups; for these see ``grouped``.
 
     Dense tensors below ``fuse_bytes`` of one type, device and route share buffers of at most ``room`` bytes. They pay
     the latency of a message once, and copies overlap with other buffers. Every other tensor is a bucket by itself.
     """
-    way = _Numbers()
-    kinds = (
-        ((call, item), _kind(item, way) if item.spec.nbytes < fuse_bytes else None, item.spec.nbytes)
-        for call, item in members_of(batches)
-        if not item.group
-    )
+    kinds = ((one, one[1].kind, one[1].spec.nbytes) for one in members_of(batches) if not one[1].group)
     found = fused(kinds, fuse_bytes, room)
-    return tuple(_bucket(tuple(members), number) for number, members in enumerate(found))
+    return tuple(_arranged(members, number) for number, members in enumerate(found))
 
 
-def _kind(item: Item, way: _Numbers) -> tuple[object, ...] | None:
-    """Equal for dense tensors that may share a buffer; None: it is not dense, or takes a half of its route."""
-    if item.compressor is not None or item.half is not None:
-        return None
-    return item.spec.dtype, item.spec.device, item.total, way(item.strategy)
-
-
-class _Numbers:
-    """Numbers for strategies; equal ones have equal numbers. Each object is hashed once, because that is slow."""
-
-    def __init__(self) -> None:
-        self._of_object: dict[int, int] = {}
-        self._of_value: dict[Strategy, int] = {}
-
-    def __call__(self, strategy: Strategy) -> int:
-        number = self._of_object.get(id(strategy))
-        if number is None:
-            number = self._of_object[id(strategy)] = self._of_value.setdefault(strategy, len(self._of_value))
-        return number
-
-
-def _bucket(members: tuple[tuple[int, Item], ...], number: int) -> Bucket:
-    first = members[0][1]
-    label = f"{first.dtype} tensors {number}" if len(members) > 1 else ""
-    return Bucket(members, first.strategy, first.compressor, first.feedback, label)
+def _arranged(members: Sequence[tuple[int, Item]], number: int) -> Arranged:
+    calls, items = zip(*members)
+    first = items[0]
+    if len(items) == 1:
+        return first.alone, calls
+    return Bucket(items, first.strategy, first.compressor, first.feedback, f"{first.dtype} tensors {number}"), calls
 
 
 def members_of(batches: Sequence[Batch]) -> Iterable[tuple[int, Item]]:
@@ -435,10 +431,9 @@ def members_of(batches: Sequence[Batch]) -> Iterable[tuple[int, Item]]:
     return itertools.chain.from_iterable(((call, item) for item in batch.items) for call, batch in enumerate(batches))
 
 
-def grouped(members: Sequence[tuple[int, Item]]) -> Bucket:
+def grouped(members: Sequence[Item]) -> Bucket:
     """The bucket of a complete group of the plan."""
-    first = members[0][1]
-    size = sum(item.spec.size for _, item in members)
+    first, size = members[0], sum(item.spec.size for item in members)
     if first.compressor is None:
         return Bucket(tuple(members), first.strategy)
     compressor = compressors.get(first.strategy.compressor).shaped((size,))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -130,23 +129,30 @@ class PendingCall:
         self.left = self.waiting_tensors = 0
         self.finished = False
         self._watchers: list[Callable[[], None]] | None = []
-        self._lock = threading.Lock()
         self.error: BaseException | None = None
         self.result: Any = given
 
     def when_finished(self, act: Callable[[], None]) -> None:
         """Call ``act`` once, by the thread that ends the call; at once if it has ended."""
-        with self._lock:
+        waiting = self._watchers
+        if waiting is not None:
+            waiting.append(act)
             if self._watchers is not None:
-                self._watchers.append(act)
+                return
+            try:  # the call has ended meanwhile: who removes it calls it
+                waiting.remove(act)
+            except ValueError:
                 return
         act()
 
     def announce_end(self) -> None:
         """Call what waits for the end of the call."""
-        with self._lock:
-            watchers, self._watchers = self._watchers or (), None
-        for act in watchers:
+        waiting, self._watchers = self._watchers, None
+        while waiting:
+            try:
+                act = waiting.pop(0)
+            except IndexError:  # ``when_finished`` has removed it
+                return
             act()
 
     @property

@@ -10,6 +10,9 @@ from typing import Any
 
 from ..arrays import device
 from ..collectives import ranges
+from ..collectives.bucket_program import BucketProgram
+from ..collectives.executor import Program
+from ..collectives.job import Job
 from ..collectives.lanes import LaneRunner
 from ..collectives.messages.sum_calls import NO_CHECK, ValueCheck
 from ..collectives.messages.transport import Transport
@@ -18,7 +21,7 @@ from ..options import Options
 from ..state.store import SyncState
 from ..tracing.recording import Recorder
 from . import fast_path
-from .batches import Batch, Bucket, Item, buckets_of, grouped, mixed
+from .batches import Arranged, Batch, Bucket, Item, buckets_of, grouped, mixed
 from .calls import Exchange, PendingCall
 from .dense_piggyback import DensePiggybacks
 from .dense_steps import begun
@@ -31,7 +34,7 @@ from .payload_buckets import PayloadBuckets, Ready, Running
 from .pending_groups import PendingGroups
 from .piggybacking import Piggybacking
 from .programs import Programs
-from .steady_calls import SteadyBucket, SteadyCalls
+from .steady_calls import SteadyBucket, SteadyCalls, SteadyTensors
 from .table_piggyback import TablePiggybacks
 
 _LOG = logging.getLogger("espresso_mpi")
@@ -77,9 +80,9 @@ class Dispatcher(Piggybacking):
         self._jobs, self._piggybacks = Jobs(self.tally, transport.rank == 0), TablePiggybacks(transport, recorder)
         self._dense = DensePiggybacks(transport, self._window, recorder)
         self._latest: dict[str, list[int]] = {}
-        self._steady = SteadyCalls(recorder, self._latest)
+        self._steady, self._steady_tensors = SteadyCalls(recorder, self._latest), SteadyTensors(recorder)
         self.executors: dict[str, str] = {}
-        self._arrangements: dict[tuple[int, ...], tuple[Bucket, ...]] = {}
+        self._arrangements: dict[tuple[int, ...], tuple[Arranged, ...]] = {}
         self._fast: dict[int, tuple[Bucket, ...]] = {}  # by number of the call; empty: not by the fast path
         self._programs = Programs(transport)
         self._fuse_bytes = options.fusion
@@ -126,7 +129,7 @@ class Dispatcher(Piggybacking):
         if now is batches and len(calls) == 1 and not skips[0] and self._begin_steady(numbers[0], calls[0]):
             return
         arranged = self._arranged(numbers, batches) if now is batches else self._buckets_of(now)
-        runs = [(bucket, *_brought(bucket, calls, skips)) for bucket in arranged]
+        runs = [_brought(bucket, indexes, calls, skips) for bucket, indexes in arranged]
         self._queue([*runs, *self._complete_groups(calls, batches, skips)], calls)
 
     def _begin_steady(self, number: int, call: PendingCall) -> bool:
@@ -171,14 +174,15 @@ class Dispatcher(Piggybacking):
 
     def _queue(self, runs: Sequence[Run], new: Sequence[PendingCall] = ()) -> None:
         """Queue buckets; ``new``: the calls that start now, of which some may have no tensors."""
-        for _, members, _ in runs:
-            for call in dict.fromkeys(members):
+        brought = [(run, _owners(run[1])) for run in runs]
+        for _, owners in brought:
+            for call in owners:
                 call.left += 1
         for call in new:
             if call.left == 0:
                 self._done(call)
-        ready = [found for bucket, members, skip in runs if (found := self._ready(bucket, members, skip)) is not None]
-        buckets = self._payload_buckets.together(ready, self._options)
+        ready = [found for run, owners in brought if (found := self._ready(*run, owners)) is not None]
+        buckets = self._payload_buckets.together(ready, self._options, under_way=self.runner.busy)
         if len(new) == len(buckets) == 1 and not isinstance(self.runner, LaneRunner):
             shared = [one.bucket for one in buckets[0]]
             self._piggybacks.remember(new[0], shared, partial(self._program_of, shared))
@@ -189,7 +193,7 @@ class Dispatcher(Piggybacking):
         if len(new) == 1:
             self._steady.remember(new[0], buckets, self._program_of)
 
-    def _arranged(self, numbers: tuple[int, ...], batches: Sequence[Batch]) -> tuple[Bucket, ...]:
+    def _arranged(self, numbers: tuple[int, ...], batches: Sequence[Batch]) -> tuple[Arranged, ...]:
         found = self._arrangements.get(numbers)
         if found is None:
             if len(self._arrangements) >= _ARRANGEMENTS:
@@ -199,11 +203,12 @@ class Dispatcher(Piggybacking):
                 self._arrangements[numbers] = found
             if len(numbers) == len(batches) == 1:
                 scheduled = isinstance(self.runner, LaneRunner)
-                ok = fast_path.allowed(batches[0], found, self._transport, scheduled)
-                self._fast[numbers[0]] = found if ok else ()
+                buckets = tuple(bucket for bucket, _ in found)
+                ok = fast_path.allowed(batches[0], buckets, self._transport, scheduled)
+                self._fast[numbers[0]] = buckets if ok else ()
         return found
 
-    def _buckets_of(self, batches: Sequence[Batch]) -> tuple[Bucket, ...]:
+    def _buckets_of(self, batches: Sequence[Batch]) -> tuple[Arranged, ...]:
         limit = self._fusion_limit(batches)
         return buckets_of(batches, limit, max(limit, self._options.segment_bytes))
 
@@ -213,6 +218,8 @@ class Dispatcher(Piggybacking):
         """The groups of the plan that are complete now."""
         ready = []
         for call, batch, skip in zip(calls, batches, skips):
+            if not batch.grouped:
+                continue
             found = [self.pending_groups.add(call, item, item.index in skip) for item in batch.items if item.group]
             found += [self.pending_groups.add_empty(name, group) for name, group in batch.empty]
             ready += [self._group_run(members) for members in found if members]
@@ -220,7 +227,7 @@ class Dispatcher(Piggybacking):
 
     def _group_run(self, members: Sequence[tuple[PendingCall, Item, bool]]) -> Run:
         """The run of a complete group. If it is compressed as one, it is skipped as one, so that its residual stays."""
-        bucket, skip = grouped([(0, item) for _, item, _ in members]), [skipped for _, _, skipped in members]
+        bucket, skip = grouped([item for _, item, _ in members]), [skipped for _, _, skipped in members]
         if any(skip) and (bucket.compressor is not None or self._options.nonfinite == "skip_all"):
             self._nonfinite.skipped.update(item.spec.name for _, item, skipped in members if not skipped)
             skip = [True] * len(skip)
@@ -228,10 +235,11 @@ class Dispatcher(Piggybacking):
 
     # --- one bucket ---------------------------------------------------------------------------------------------------
 
-    def _ready(self, bucket: Bucket, calls: list[PendingCall], skip: list[bool]) -> Ready | None:
-        """A bucket that can start; None if nothing of it travels."""
-        owners = list(dict.fromkeys(calls))
-        problem = mixed(bucket) if len(owners) > 1 and bucket.members[0][1].group else None
+    def _ready(
+        self, bucket: Bucket, calls: list[PendingCall], skip: list[bool], owners: list[PendingCall]
+    ) -> Ready | None:
+        """A bucket that can start; None if nothing of it travels. ``owners``: each of the calls once."""
+        problem = mixed(bucket) if len(owners) > 1 and bucket.members[0].group else None
         if problem is not None:
             for call in owners:
                 call.error = call.error or problem
@@ -239,12 +247,13 @@ class Dispatcher(Piggybacking):
             return None
         arrays = arrays_of(calls, bucket)
         checks = self._blanked(bucket, calls, owners, skip)
-        if all(skip):
+        if False not in skip:
             self._bucket_done(owners)
             return None
-        large = any(call.large for call in owners) and any(
-            item.index in call.large for call, (_, item) in zip(calls, bucket.members)
-        )
+        if len(calls) == 1:
+            call = calls[0]
+            return Ready(bucket, arrays, skip, owners, checks, bucket.members[0].index in call.large, call.priority)
+        large = any(item.index in call.large for call, item in zip(calls, bucket.members))
         return Ready(bucket, arrays, skip, owners, checks, large, max(call.priority for call in owners))
 
     def _blanked(
@@ -252,9 +261,9 @@ class Dispatcher(Piggybacking):
     ) -> list[Check]:
         """Overwrite the skipped tensors; returns the checks of the others in debug mode."""
         checks = list[Check]()
-        if not any(skip) and not any(call.watch is not None and call.watch.debug for call in owners):
+        if True not in skip and not (self._options.debug and any(call.watch is not None for call in owners)):
             return checks
-        for call, (_, item), skipped in zip(calls, bucket.members, skip):
+        for call, item, skipped in zip(calls, bucket.members, skip):
             check = call.watch.check_of(call.gradients[item.index]) if call.watch is not None else None
             if skipped:
                 blank(call.gradients[item.target], check, self._options.nonfinite)
@@ -266,9 +275,10 @@ class Dispatcher(Piggybacking):
         """The segments of a bucket, or the one of several buckets that share messages; ``alone``: nothing else runs."""
         started = [self._started(one, alone) for one in together]
         if len(started) > 1:
-            return [self._payload_buckets.segment(started, self._segment_ended, self.executors)]
+            return [self._payload_buckets.segment(started, self._segment_ended, self._steady_run, self.executors)]
         run, bucket = started[0], together[0].bucket
-        by_schedule = isinstance(self.runner, LaneRunner) and bucket.half is None
+        scheduled = isinstance(self.runner, LaneRunner)
+        by_schedule = scheduled and bucket.half is None
         operations = run.program.operations(device.device_of(run.buffer.arrays[0])) if by_schedule else ()
         kind = bucket.name if isinstance(self.runner, LaneRunner) and self.runner.knows(bucket.name) else None
         several = len(self._transport.topology.nodes) > 1
@@ -277,13 +287,22 @@ class Dispatcher(Piggybacking):
             x = run.begin()
             if number == 0 and (bucket.compressor is not None or several):
                 self.executors[bucket.name] = run.program.executor(x, run.job, bool(operations))
-            progress = run.program.operation_progress(number, x, run.job, self._recorder, operations, kind)
+            steady = self._steady_run(run.program, [x], [run.job]) if count == 1 and not scheduled else None
+            if steady is None:
+                progress = run.program.operation_progress(number, x, run.job, self._recorder, operations, kind)
+            else:
+                progress = iter((steady,))
             del x  # at its end only the caller refers to it: see ``guard``
             yield from progress
             self._segment_ended(run)
 
         count = run.program.count
         return [Segment(bucket.name, n, operation_progress(n), run.free, operations) for n in range(count)]
+
+    def _steady_run(
+        self, program: BucketProgram | Program, arrays: Sequence[Any], jobs: Sequence[Job]
+    ) -> Progress | None:
+        return self._steady_tensors.progress(program, arrays, jobs, self.sync_state)
 
     def _started(self, ready: Ready, alone: bool) -> Running:
         """A bucket that starts; the first segment fills its buffer, the last one empties it."""
@@ -332,7 +351,7 @@ class Dispatcher(Piggybacking):
 
 def arrays_of(calls: Sequence[PendingCall], bucket: Bucket) -> list[Any]:
     """The arrays of a bucket; ``calls``: the call of each tensor."""
-    return [call.gradients[item.index].array for call, (_, item) in zip(calls, bucket.members)]
+    return [call.gradients[item.index].array for call, item in zip(calls, bucket.members)]
 
 
 def _runner_of(options: Options, rank: int) -> LaneRunner | RoundRobinRunner:
@@ -348,12 +367,18 @@ def _say_nothing(text: str) -> None:
 
 
 def _brought(
-    bucket: Bucket, calls: Sequence[PendingCall], skips: Sequence[frozenset[int]]
-) -> tuple[list[PendingCall], list[bool]]:
-    """The call of each tensor of a bucket, and whether the tensor is skipped."""
-    count = len(bucket.members)
-    bringing = [calls[0]] * count if len(calls) == 1 else [calls[index] for index, _ in bucket.members]
-    return bringing, [item.index in skips[index] for index, item in bucket.members] if any(skips) else [False] * count
+    bucket: Bucket, indexes: Sequence[int], calls: Sequence[PendingCall], skips: Sequence[frozenset[int]]
+) -> Run:
+    """A bucket as it runs in some calls; ``indexes``: of these, that of each tensor."""
+    bringing = [calls[index] for index in indexes]
+    if not any(skips):
+        return bucket, bringing, [False] * len(indexes)
+    return bucket, bringing, [item.index in skips[index] for index, item in zip(indexes, bucket.members)]
+
+
+def _owners(calls: list[PendingCall]) -> list[PendingCall]:
+    """Each of several calls once."""
+    return calls if len(calls) == 1 else list(dict.fromkeys(calls))
 
 
 def _no_check(batch: Batch) -> ValueCheck:

@@ -74,6 +74,7 @@ class Driver(WaitMonitor):
     def __init__(self, driven: Driven, transport: Transport) -> None:
         self._driven, self._transport = driven, transport
         self.changed, self.driving = threading.Condition(), threading.Lock()
+        self._sleeping = 0
         self.thread: threading.Thread | None = None
         self.stopping, self.callers = False, 0
         self.background = True
@@ -87,7 +88,12 @@ class Driver(WaitMonitor):
             thread = threading.Thread(target=self._work, name=THREAD, daemon=True)
             thread.start()
             self.thread = thread
-        self.changed.notify_all()
+        self.notify()
+
+    def notify(self) -> None:
+        """Wake the threads that wait for a change, if there are any. ``changed`` is held."""
+        if self._sleeping:
+            self.changed.notify_all()
 
     def wait_for(self, done: Callable[[], bool]) -> None:
         """Make progress steps, or let another thread make them, until ``done()``."""
@@ -121,7 +127,7 @@ class Driver(WaitMonitor):
         self.driving.release()
         if self.callers or self.thread is not None:  # they may be waiting to drive
             with self.changed:
-                self.changed.notify_all()
+                self.notify()
 
     def wait_in(self, act: Callable[[], None]) -> None:
         """Do something in which this thread waits, between ``take`` and ``leave``; an error fails the engine."""
@@ -133,8 +139,16 @@ class Driver(WaitMonitor):
 
     def nap(self, until: Callable[[], bool]) -> None:
         """Wait for ``PAUSE`` seconds, or until a condition holds that ``changed`` is notified of."""
+        self._sleep(lambda: until() or self.stopping, PAUSE)
+
+    def _sleep(self, until: Callable[[], bool], seconds: float) -> bool:
+        """Wait until a condition holds that ``changed`` is notified of; returns whether it does."""
         with self.changed:
-            self.changed.wait_for(lambda: until() or self.stopping, timeout=PAUSE)
+            self._sleeping += 1
+            try:
+                return self.changed.wait_for(until, timeout=seconds)
+            finally:
+                self._sleeping -= 1
 
     def enter_gpu(self, number: int) -> None:
         """Let the thread that makes progress steps work on a GPU, on the session's own stream."""
@@ -159,7 +173,7 @@ class Driver(WaitMonitor):
     def join(self) -> None:
         """Wait for the engine's thread, which was told to stop."""
         with self.changed:
-            self.changed.notify_all()
+            self.notify()
         thread = self.thread
         if thread is not None and thread is not threading.current_thread():
             thread.join(timeout=_STOP_S)
@@ -168,7 +182,8 @@ class Driver(WaitMonitor):
 
     def forked(self) -> None:
         """This process is a fork: it has no copy of the thread, so locks that the thread held are replaced."""
-        self.changed, self.driving, self.thread, self.stopping = threading.Condition(), threading.Lock(), None, True
+        self.changed, self.driving, self._sleeping = threading.Condition(), threading.Lock(), 0
+        self.thread, self.stopping = None, True
 
     def check(self) -> None:
         """End a wait for other ranks if the engine was shut down, or another rank has sent an abort."""
@@ -181,33 +196,32 @@ class Driver(WaitMonitor):
             self.callers += change
             self.background = self.callers == 0
             if change < 0:  # another thread may be waiting to drive
-                self.changed.notify_all()
+                self.notify()
 
     def _drive_or_wait(self, done: Callable[[], bool]) -> None:
         if self.stopping or not self.driving.acquire(blocking=False):
-            with self.changed:
-                self.changed.wait_for(lambda: done() or not self.driving.locked(), timeout=0.1)
+            self._sleep(lambda: done() or not self.driving.locked(), 0.1)
             return
         try:
             self._drive(done)
         finally:
             self.driving.release()
             with self.changed:
-                self.changed.notify_all()
+                self.notify()
 
     def _work(self) -> None:
         """The engine's own thread: drives while there is work, ends after ``_IDLE`` seconds without."""
         sharpen_naps()
         while True:
             with self.changed:
-                woken = self.changed.wait_for(lambda: self.stopping or self._driven.has_work(), timeout=_IDLE)
+                woken = self._sleep(lambda: self.stopping or self._driven.has_work(), _IDLE)
                 if self.stopping or not woken:
                     self.thread = None
                     return
             with self.driving:
                 self._drive(lambda: False)
             with self.changed:
-                self.changed.notify_all()
+                self.notify()
 
     def _drive(self, done: Callable[[], bool]) -> None:
         """Make progress steps until ``done()``, or until there is nothing to do, or the session is being closed."""

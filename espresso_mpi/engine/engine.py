@@ -156,11 +156,13 @@ class Engine(SyncsAgain):
 
     def _declare_new(self) -> None:
         """Declare new calls whose arrays are ready, except those that have already failed because of another rank."""
-        for call in self._inbox.take():
-            if self._negotiation.failed_remotely(call):
-                continue
-            if call.batch is not None and call.problem is None:
-                self.nonfinite.look_for(call, call.batch)
+        if not self._inbox:
+            return
+        calls = [call for call in self._inbox.take() if not self._negotiation.failed_remotely(call)]
+        searched = [(call, call.batch) for call in calls if call.batch is not None and call.problem is None]
+        if searched:
+            self.nonfinite.look_for(searched)
+        for call in calls:
             self._negotiation.declare(call)
 
     def _negotiate(self) -> None:

@@ -52,7 +52,7 @@ class Piggyback:
 
     def __init__(self, transport: Transport, buckets: Sequence[Bucket], arrays: Sequence[Any]) -> None:
         self._transport, self._buckets = transport, buckets
-        self._arrays = [[arrays[item.index] for _, item in bucket.members] for bucket in buckets]
+        self._arrays = [[arrays[item.index] for item in bucket.members] for bucket in buckets]
         self.met, self.saturated, self.began = 0.0, 0, 0.0
 
     def undo(self) -> None:
@@ -199,7 +199,7 @@ def allowed(batch: Batch, buckets: Sequence[Bucket], transport: Transport, sched
         return False
     if not all(_sums_on_host(bucket) for bucket in buckets):
         return False
-    nbytes = sum(item.spec.nbytes for bucket in buckets for _, item in bucket.members)
+    nbytes = sum(item.spec.nbytes for bucket in buckets for item in bucket.members)
     if scheduled and nbytes * transport.topology.size > piggyback_limit.SURE:
         return False
     if window_of(transport) is not None:
@@ -228,7 +228,7 @@ def _sums_on_host(bucket: Bucket) -> bool:
     return (
         bucket.compressor is None
         and bucket.half is None
-        and bucket.members[0][1].spec.device == "cpu"
+        and bucket.members[0].spec.device == "cpu"
         and bucket.strategy.route in _LEVELS
     )
 

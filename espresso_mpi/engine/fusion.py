@@ -116,7 +116,7 @@ class Buffer:
     def _pending_of_members(self) -> list[tuple[str, int, np.ndarray]]:
         """(name, first element in the buffer, pending residual) of the members that are not skipped."""
         found, first = [], 0
-        for (_, item), skipped in zip(self.bucket.members, self.skip):
+        for item, skipped in zip(self.bucket.members, self.skip):
             name, n = item.spec.name, item.spec.size
             pending = self.store.take_pending(name, n) if not skipped and self.store.has_pending(name, n) else {}
             if "residual" in pending:

@@ -74,13 +74,11 @@ class Watch:
     def __init__(self, title: str, gradients: Sequence[Gradient], spans: Spans = (), debug: bool = False) -> None:
         self._title, self.spans, self.debug = title, spans, debug
         self._versions = [(g.spec.name, g.version, g.version()) for g in gradients if g.version is not None]
-        self._name, self._whole = (
-            gradients[0].spec.name if gradients else "",
-            len(gradients) == 1 and gradients[0].whole,
-        )
+        self._name = gradients[0].spec.name if gradients else ""
+        self.whole = len(gradients) == 1 and gradients[0].whole
         self.reader: Callable[[], Any] = lambda: None
         self._watched = [g for g in gradients if g.rebuild is None and g.array.size] if debug else []
-        self._sums = {g.spec.name: _checksum(g) for g in self._watched}
+        self._sums = {g.spec.name: _checksum(g) for g in self._watched} if debug else {}
 
     def lost(self, pending: Any) -> str | None:
         """A warning if no object but ``pending.result`` refers to the result of a push; else None. Ends the watch.
@@ -88,7 +86,7 @@ class Watch:
         The number of references is known for torch tensors only.
         """
         self._versions, self._watched, self.spans = [], [], ()  # which refer to the tensors
-        if not (self._whole and self.reader() is None and is_alone(pending)):
+        if not (self.whole and self.reader() is None and is_alone(pending)):
             return None
         return (
             f"{self._name}: its mean is lost, since nothing refers to the tensor any more when {self._title} is waited "
@@ -240,7 +238,7 @@ def spans(gradients: Sequence[Gradient], title: str) -> Spans:
 
 
 def _spans(gradients: Iterable[Gradient], title: str) -> list[MemorySpan]:
-    found = [_span(g, title) for g in gradients if g.array.size and g.rebuild is None]
+    found = [_span(g, title) for g in gradients if g.rebuild is None and g.spec.size]
     if len(found) < 2:
         return found
     found.sort(key=_START)
@@ -363,9 +361,21 @@ class Claims:
             if self._owned is not None:
                 owned, self._owned = self._owned.spans(), None
                 self._add(owned)
+            if len(wanted) == 1 and not self._strided and wanted[0].strided is None:
+                self._claim_one(wanted[0])
+                return
             if self._packed or self._strided:
                 self._refuse(wanted)
             self._add(wanted)
+
+    def _claim_one(self, span: MemorySpan) -> None:
+        """Claim packed memory where all that is claimed is packed, and thus sorted by its ends as well."""
+        at = bisect_left(self._starts, span.start)
+        follows = at == 0 or self._packed[at - 1].stop <= span.start
+        if not follows or (at < len(self._starts) and self._starts[at] < span.stop):
+            self._refuse((span,))
+        self._starts.insert(at, span.start)
+        self._packed.insert(at, span)
 
     def claim_alone(self, wanted: Owned) -> bool:
         """Claim the memory of a call if nothing is claimed; returns whether it was."""
@@ -408,7 +418,7 @@ class Claims:
                     self._owned = None
                     return
                 held = held.spans()
-            packed = _packed_of(held, self._strided.remove)
+            packed = held if len(held) == 1 and held[0].strided is None else _packed_of(held, self._strided.remove)
             if len(packed) > _MANY:
                 gone = set(map(id, packed))
                 self._packed = [span for span in self._packed if id(span) not in gone]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import takewhile
 
 from ..arrays import device
 from .calls import PendingCall
@@ -54,15 +53,18 @@ class Inbox:
 
     def _ready(self, calls: list[PendingCall]) -> list[PendingCall]:
         """Those of the first calls that can be taken; the searches of all whose arrays are there have begun."""
-        for call in takewhile(self._is_there, calls[self._begun :]):
+        for call in calls[self._begun :]:
             if call.gpu is not None:
+                if not self._is_there(call, call.gpu):
+                    break
                 self._begin(call)
             self._begun += 1
-        return list(takewhile(lambda call: call.search is None or call.search.passed(), calls[: self._begun]))
+        for number, call in enumerate(calls[: self._begun]):
+            if call.search is not None and not call.search.passed():
+                return calls[:number]
+        return calls[: self._begun]
 
-    def _is_there(self, call: PendingCall) -> bool:
+    def _is_there(self, call: PendingCall, gpu: int) -> bool:
         """Whether the GPU has passed what the caller had queued before the call."""
-        if call.gpu is None:
-            return True
-        self._driver.enter_gpu(call.gpu)
+        self._driver.enter_gpu(gpu)
         return call.arrival is None or call.arrival.passed()

@@ -68,23 +68,23 @@ class Intake:
 
         def adopt() -> list[Gradient]:
             nonlocal order
-            order = _checked_priority(priority)
+            order = 0.0 if priority is None else _checked_priority(priority)
             return [buffers.adopt_gradient(name, value) for name, value in flat()]
 
         gradients, claimed, gpu, arrival, problem = self._taken(adopt, title, "grads: cannot be read")
-        specs = tuple(gradient.spec for gradient in gradients)
         try:
             noted(key, gradients if problem is None else None)
         except BaseException:  # there will be no call to wait for
             self.claims.drop(claimed)
             raise
+        now = options()  # the end of a step may have changed them
         if problem is None:
-            batch, problem = self._settled(key, specs, options())  # the end of a step may have changed the options
+            batch, problem = self._settled(key, tuple([gradient.spec for gradient in gradients]), now)
         if problem is not None:
             self.claims.drop(claimed)
             return PendingCall(key, given, gradients, batch, problem, order, title=title, gpu=gpu, arrival=arrival)
         self._tell_of_copies(gradients)
-        watch = guard.Watch(title, gradients, claimed, options().debug)
+        watch = guard.Watch(title, gradients, claimed, now.debug)
         return PendingCall(
             key, given, gradients, batch, None, order, title=title, gpu=gpu, arrival=arrival, watch=watch
         )  # fmt: skip
@@ -202,10 +202,11 @@ class Intake:
     def _tell_of_copies(self, gradients: Sequence[Gradient]) -> None:
         if self._copies:
             return
-        copied = next((g.spec for g in gradients if g.source is not None), None)
-        if copied is not None:
-            self._copies = True
-            _LOG.info("%s: its memory is strided, so it travels as a copy, as others may (said once)", copied.name)
+        for gradient in gradients:
+            if gradient.source is not None:
+                self._copies, name = True, gradient.spec.name
+                _LOG.info("%s: its memory is strided, so it travels as a copy, as others may (said once)", name)
+                return
 
     def _settled(
         self, key: CallKey, specs: tuple[TensorSpec, ...], options: Options
@@ -236,8 +237,6 @@ def _checked_gpu(number: int, before: int | None) -> int:
 
 
 def _checked_priority(priority: Any) -> float:
-    if priority is None:
-        return 0.0
     try:
         good = isinstance(priority, numbers.Real) and not isinstance(priority, bool) and math.isfinite(priority)
     except OverflowError:  # a whole number beyond all floats

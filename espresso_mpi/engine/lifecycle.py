@@ -108,10 +108,10 @@ class Lifecycle:
     def _end(self, call: PendingCall) -> None:
         if call.error is None and call.gradients:
             call.result = buffers.rebuild(call.given, call.gradients)
-            if call.watch is not None:
+            if call.watch is not None and call.watch.debug:
                 call.watch.written()
         with self._driver.changed:
             call.gradients, call.given, call.finished = [], None, True
             self.unfinished.pop(id(call), None)
-            self._driver.changed.notify_all()
+            self._driver.notify()
         call.announce_end()

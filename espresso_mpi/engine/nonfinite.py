@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,9 @@ _TRIED = 3
 """How often ranks find that others make another call, or the same one in another way, before they search first."""
 
 
+_NONE = frozenset[int]()
+
+
 class NonFinite:
     """Finds values that are not finite, and decides what becomes of their calls.
 
@@ -62,16 +66,26 @@ class NonFinite:
         if call.batch is not None and call.problem is None:
             call.search = self._search.begin(call.batch.portions, [gradient.array for gradient in call.gradients])
 
-    def look_for(self, call: PendingCall, batch: Batch) -> None:
-        """Search a call for NaN, infinity (also after a conversion to float32), and values too large to be summed."""
+    def look_for(self, calls: Sequence[tuple[PendingCall, Batch]]) -> None:
+        """Search calls for NaN, infinity (also after a conversion to float32), and values too large to be summed."""
         start = time.perf_counter()
+        for call, batch in self._not_cleared(calls):
+            self._look_for(call, batch)
+        self._recorder.add("check", "", 0, 0, start, time.perf_counter())
+
+    def _not_cleared(self, calls: Sequence[tuple[PendingCall, Batch]]) -> Sequence[tuple[PendingCall, Batch]]:
+        """The calls that are left when one compiled call has searched those of a single array on the host."""
+        single = [batch.portions if len(call.gradients) == 1 and not batch.bounded else () for call, batch in calls]
+        clean = self._search.all_clean(single, [call.gradients[0].array for call, _ in calls if call.gradients])
+        return () if clean else calls
+
+    def _look_for(self, call: PendingCall, batch: Batch) -> None:
         arrays = [gradient.array for gradient in call.gradients]
         call.bad = self._search.odd_values(batch.portions, arrays, call.search)
         for item in batch.bounded:
             text = "" if str(item.index) in call.bad else self._refusal(item, call.gradients[item.index].array)
             if text:
                 call.bad[str(item.index)] = _BEYOND + text
-        self._recorder.add("check", "", 0, 0, start, time.perf_counter())
 
     def value_check(self, batch: Batch) -> ValueCheck:
         """How the sum of a call searches its values, in place of ``look_for``; not ``pending``: it does not."""
@@ -121,9 +135,11 @@ class NonFinite:
             content: content of the call.
             policy: the option ``nonfinite`` of the session.
         """
+        if not said:
+            return _NONE
         bad, call.large = ranges.separated(said)
         if not bad:
-            return frozenset()
+            return _NONE
         text = non_finite_text(content, bad, self._transport.describe)
         if any(found.startswith(_BEYOND) for texts in bad.values() for found in texts.values()):
             call.error = BoundError(text)

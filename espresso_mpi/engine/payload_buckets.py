@@ -85,6 +85,10 @@ class Running:
         buffer.arrays, buffer.x, buffer.checks = (), None, ()
 
 
+SteadyRun = Callable[[BucketProgram, Sequence[Any], Sequence[Job]], "Progress | None"]
+"""Runs a program, as ``SteadyTensors.progress``."""
+
+
 class PayloadBuckets:
     """Forms buckets, and runs them.
 
@@ -97,22 +101,30 @@ class PayloadBuckets:
         self._transport, self._recorder = transport, recorder
         self._programs: dict[tuple[int, ...], tuple[Sequence[Program], BucketProgram]] = {}
 
-    def together(self, ready: Sequence[Ready], options: Options) -> list[list[Ready]]:
-        """The buckets that share messages, and every other bucket by itself, in the order of their first tensors."""
+    def together(self, ready: Sequence[Ready], options: Options, under_way: bool = False) -> list[list[Ready]]:
+        """The buckets that share messages, and every other bucket by itself, in the order of their first tensors.
+
+        Args:
+            under_way: whether other messages are, so that the first bucket need not be small.
+        """
         scheduled = options.plan is not None and options.plan.schedule
         if options.fusion == 0 or scheduled or sum(one.bucket.shares is not None for one in ready) < 2:
             return [[one] for one in ready]
         return form(
-            [_told(one) for one in ready], lambda one: limit_of(self._transport, one.bucket.strategy.route, options)
+            [_told(one) for one in ready],
+            lambda one: limit_of(self._transport, one.bucket.strategy.route, options),
+            under_way,
         )
 
     def segment(
-        self, tensors: Sequence[Running], ended: Callable[[Running], None], executors: MutableMapping[str, str]
-    ) -> Segment:
+        self, tensors: Sequence[Running], ended: Callable[[Running], None], steady: SteadyRun,
+        executors: MutableMapping[str, str],
+    ) -> Segment:  # fmt: skip
         """The segment of a bucket.
 
         Args:
             ended: called for each tensor when its result is there.
+            steady: runs the program with what is known from earlier steps, if anything is.
             executors: receives what runs each tensor, by name.
         """
         program = self.program_of(tensors[0].bucket, [one.program for one in tensors])
@@ -121,7 +133,7 @@ class PayloadBuckets:
             left = list(tensors)
             arrays, jobs = [one.begin() for one in left], [one.job for one in left]
             executors.update(dict.fromkeys([one.bucket.name for one in left], program.executor(arrays, jobs)))
-            running = program.progress(arrays, jobs, self._recorder)
+            running = steady(program, arrays, jobs) or program.progress(arrays, jobs, self._recorder)
             del arrays  # at its end only the caller refers to them: see ``guard``
             yield running
             for one in left:

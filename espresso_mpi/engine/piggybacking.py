@@ -19,7 +19,7 @@ from ..options import Options
 from ..state.store import SyncState
 from ..tracing.recording import Recorder
 from . import fast_path
-from .batches import Batch, Bucket
+from .batches import Arranged, Batch, Bucket
 from .calls import PendingCall
 from .dense_piggyback import NOTHING, DensePiggyback, DensePiggybacks, PreparedCall, Summing
 from .jobs import Jobs
@@ -48,7 +48,7 @@ class Piggybacking:
     _nonfinite: NonFinite
     value_check: Callable[[Batch], ValueCheck]
     _dense: DensePiggybacks
-    _arrangements: dict[tuple[int, ...], tuple[Bucket, ...]]
+    _arrangements: dict[tuple[int, ...], tuple[Arranged, ...]]
     runner: LaneRunner | RoundRobinRunner
 
     def may_piggyback(self, call: PendingCall) -> bool:
@@ -88,7 +88,7 @@ class Piggybacking:
         if small and min(steps) >= self._options.dense_steps:
             jobs = [self._jobs.job(bucket, step, state, self.seed) for bucket, step in zip(small, steps)]
             program = self._piggybacks.program_of(number) or self._program_of(small, steps[0])
-            first = [arrays[bucket.members[0][1].index] for bucket in small]
+            first = [arrays[bucket.members[0].index] for bucket in small]
             return self._piggybacks.piggyback(number, program, first, jobs, state, search)
         if search and not self.value_check(batch).pending:
             return None
@@ -148,7 +148,7 @@ class Piggybacking:
             return None
         if not isinstance(moves, Summing):
             return self._dense.known.get(number)
-        buckets = self._fast.get(number) or self._arrangements.get((number,), ())
+        buckets = self._fast.get(number) or [bucket for bucket, _ in self._arrangements.get((number,), ())]
         if len(buckets) != 1 or len(buckets[0].members) > 1 or self._options.debug:
             return None
         if self._fast.get(number):

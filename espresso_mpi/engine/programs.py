@@ -24,6 +24,7 @@ class Programs:
     def __init__(self, transport: Transport) -> None:
         self._transport = transport
         self.known: dict[tuple[Any, ...], Program] = {}
+        self._latest: dict[str, tuple[tuple[Any, ...], Program]] = {}  # by name: to compare is quicker than to hash
 
     def of(self, bucket: Bucket, step: int, segment_bytes: int, alone: bool = False) -> Program:
         """What runs a bucket in its step of this number.
@@ -38,6 +39,9 @@ class Programs:
             segment_bytes = segment_of(bucket.size * ITEMSIZE[dtype], segment_bytes)
         route, half = bucket.strategy.route, bucket.half
         key = (bucket.compressor, compressor, route, bucket.size, dtype, bucket.total, half, segment_bytes)
+        latest = self._latest.get(bucket.name)
+        if latest is not None and latest[0] == key:
+            return latest[1]
         program = self.known.get(key)
         if program is None:
             final = None if bucket.compressor is None else bucket.compressor.at(None).nbytes(bucket.size)
@@ -47,4 +51,7 @@ class Programs:
             if len(self.known) >= _PROGRAMS:
                 self.known.clear()
             self.known[key] = program
+        if len(self._latest) >= _PROGRAMS:
+            self._latest.clear()
+        self._latest[bucket.name] = key, program
         return program

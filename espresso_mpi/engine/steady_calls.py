@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 from ..collectives.bucket_program import BucketProgram
 from ..collectives.executor import Program
 from ..collectives.job import Job
 from ..collectives.progress import Progress, Segment
-from ..collectives.tables.running import PreparedRun
+from ..collectives.tables.running import PreparedRun, obstacle
 from ..state.store import SyncState
 from ..tracing.recording import Recorder
 from .batches import Bucket
@@ -26,6 +26,10 @@ from .payload_buckets import Ready
 
 _CALLS = 256
 """Calls that are remembered at a time: each keeps up to 256 KiB for times."""
+
+
+_TENSORS = 4096
+"""Tensors and sets of tensors that are remembered at a time."""
 
 
 @dataclass
@@ -44,7 +48,7 @@ class SteadyBucket:
 
     def __post_init__(self) -> None:
         self.names = tuple(bucket.name for bucket in self.members)
-        self.positions = tuple(bucket.members[0][1].index for bucket in self.members)
+        self.positions = tuple(bucket.members[0].index for bucket in self.members)
 
 
 @dataclass(frozen=True)
@@ -97,7 +101,7 @@ class SteadyCalls:
             return
         if not any(one.bucket.shares for ready in buckets for one in ready):
             return
-        started = {id(item) for ready in buckets for one in ready for _, item in one.bucket.members}
+        started = {id(item) for ready in buckets for one in ready for item in one.bucket.members}
         if started != set(map(id, batch.items)):  # some are skipped, dense at first, or wait for their group
             return
         if any(item.group for item in batch.items) or not all(_settled(one) for ready in buckets for one in ready):
@@ -154,6 +158,44 @@ class SteadyCalls:
         given, arrays = progress(arrays), []
         more = f" and {len(part.names) - 1} more" if len(part.names) > 1 else ""
         return Segment(part.names[0] + more, 0, given, lambda: True)
+
+
+class SteadyTensors:
+    """Where the residuals of tensors are that run by themselves, or share messages, in whatever calls they come.
+
+    Args:
+        recorder: gets their times.
+    """
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._known: dict[tuple[object, ...], _Known] = {}
+
+    def progress(
+        self, program: BucketProgram | Program, arrays: Sequence[Any], jobs: Sequence[Job], state: SyncState
+    ) -> Progress | None:
+        """As ``program.progress``; None: its tensors change with the step, or Python runs them."""
+        if state.store.any_pending or any(map(obstacle, arrays, jobs)):
+            return None
+        key = (id(program), *[job.name for job in jobs])
+        known = self._known.get(key)
+        if known is None or known.state is not state or known.version != state.version:
+            prepared = program.prepared(arrays, jobs, self._recorder, repeats=False)
+            if prepared is None:
+                return None
+            if len(self._known) >= _TENSORS:
+                self._known.clear()
+            known = self._known[key] = _Known(program, prepared, state, state.version)
+        return program.repeat(arrays, jobs, (), self._recorder, known.prepared)
+
+
+class _Known(NamedTuple):
+    """What was prepared, and for which program, state and version of it; the program lives, so no other gets its id."""
+
+    program: BucketProgram | Program
+    prepared: PreparedRun
+    state: SyncState
+    version: tuple[int, int, int]
 
 
 class _JobsOf(Sequence[Job]):

@@ -141,7 +141,7 @@ class TablePiggybacks:
             return
         if not _are_small(together):
             return
-        if [item.index for bucket in together for _, item in bucket.members] != [item.index for item in batch.items]:
+        if [item.index for bucket in together for item in bucket.members] != [item.index for item in batch.items]:
             return  # some are skipped
         settled = all(map(_is_settled, together))
         if len(together) > 1 and not settled:

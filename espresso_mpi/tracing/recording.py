@@ -177,6 +177,14 @@ class Recorder:
                 self._sum_up()
             self.add_held(kind, tensor, step, segment, start, stop, what, level, nbytes_intra, nbytes_inter)
 
+    def add_all(self, intervals: Iterable[tuple[Any, ...]]) -> None:
+        """Account several intervals: each has the arguments of ``add``."""
+        with self._lock:
+            for interval in intervals:
+                if interval[1] in self._in_ledgers:
+                    self._sum_up()
+                self.add_held(*interval)
+
     def add_held(
         self, kind: Kind, tensor: str, step: int, segment: int, start: float, stop: float, what: str = "",
         level: str = "", nbytes_intra: int = 0, nbytes_inter: int = 0,

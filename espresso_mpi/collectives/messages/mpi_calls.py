@@ -16,12 +16,15 @@ from numba.extending import intrinsic
 
 from espresso_mpi.compressors.kernels.cpu import host
 
-from .naps import BACKGROUND, FOREGROUND, YIELDS
+from .naps import BACKGROUND, FOREGROUND, LONG, YIELDS
 from .shared_memory import WAITED, now, poll_again, polls_since
 
-ISEND, IRECV, TESTALL, COMM, BYTE, TAG, REQUEST, REQUESTS, STATUSES, FLAG, CALLS = range(11)
+ISEND, IRECV, TESTALL, COMM, BYTE, TAG, REQUEST, REQUESTS, STATUSES, FLAG, USUAL, CALLS = range(12)
 """Places of ``Messages.calls``: addresses of functions, handles, the tag, bytes of a request, and the addresses of
-requests, of statuses and of a flag; and its length."""
+requests, of statuses and of a flag; nanoseconds of a usual wait; and its length."""
+
+_OF_LATEST = 4
+"""The latest wait counts for the usual one as this part of it."""
 
 
 @intrinsic
@@ -67,13 +70,14 @@ def start(mpi, way, number, address, nbytes, rank):  # type: ignore[no-untyped-d
 
 
 @host.inline
-def _nap(polled, waited, pace):  # type: ignore[no-untyped-def]
-    """Microseconds of a nap after so many polls and nanoseconds: as ``Waiter`` naps in Python; 0: yield."""
+def nap_of(polled, waited, usual, pace):  # type: ignore[no-untyped-def]
+    """Microseconds of a nap after so many polls and nanoseconds, see ``naps``; 0: yield. ``usual``: of such waits."""
     background = pace[2] > 0
     if not background and polled < pace[0] + YIELDS:
         return np.int64(0)
     least, share, longest = BACKGROUND if background else FOREGROUND
-    return np.int64(1e6 * min(max(least, share * 1e-9 * waited), longest))
+    measure = max(waited, usual) if background else waited
+    return np.int64(1e6 * min(max(least, share * 1e-9 * measure), longest))
 
 
 @host.inline
@@ -93,9 +97,12 @@ def await_messages(mpi, count, flag, pace, log):  # type: ignore[no-untyped-def]
         error = _test_all(mpi[TESTALL], count, mpi[REQUESTS], mpi[FLAG], mpi[STATUSES])
         if error != 0 or flag[0] != 0:
             break
-        nap = _nap(polled, now() - began, pace)
+        nap = nap_of(polled, now() - began, mpi[USUAL], pace)
         polled = poll_again(polled + polls_since(before), pace, nap)  # MPI may give the core away
-    log[WAITED] += now() - began
+    waited = now() - began
+    log[WAITED] += waited
+    if polled != 0:
+        mpi[USUAL] += (min(waited, np.int64(LONG * 1e9)) - mpi[USUAL]) // _OF_LATEST
     return error, flag[0] != 0
 
 
@@ -145,6 +152,7 @@ class Messages:
         self.calls = np.array([
             _function("MPI_Isend"), _function("MPI_Irecv"), _function("MPI_Testall"), _handle(comm), _handle(MPI.BYTE),
             tag, self._bytes, self._requests.ctypes.data, self._statuses.ctypes.data, self.flag.ctypes.data,
+            0,
         ], np.int64)  # fmt: skip
 
     def through(self) -> bool:

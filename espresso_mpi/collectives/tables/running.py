@@ -84,10 +84,13 @@ class PreparedRun:
         runner: runs the table.
         arrays, jobs: of the tensors in the first of the steps.
         recorder: gets the times.
+        repeats: whether it runs step after step, so that its times are kept as numbers until somebody asks.
     """
 
-    def __init__(self, runner: TableRunner, arrays: Sequence[Any], jobs: Sequence[Job], recorder: Recorder) -> None:
-        table = runner.table
+    def __init__(
+        self, runner: TableRunner, arrays: Sequence[Any], jobs: Sequence[Job], recorder: Recorder, repeats: bool = True
+    ) -> None:
+        table, self._repeats = runner.table, repeats
         self.kept = kept_arrays(runner, arrays, jobs)
         self._places = places_of(runner, self.kept)
         self._arrays = slice(BUFFERS, BUFFERS + table.tensors)
@@ -97,7 +100,9 @@ class PreparedRun:
     def ledger(self) -> Ledger | None:
         """Keeps the times; None if Python does a part: that is recorded by itself, in the order of the steps."""
         table = self._table
-        return None if table.stages else Ledger(self._recorder, intervals_of(table, self._names), table.marks)
+        if table.stages or not self._repeats:
+            return None
+        return Ledger(self._recorder, intervals_of(table, self._names), table.marks)
 
     def places(self, arrays: Sequence[Any]) -> np.ndarray:
         """The places of a step, without those of buffers and keys."""
@@ -117,6 +122,7 @@ class TableRunner:
 
     def __init__(self, table: OperationTable, transport: Transport, sizes: Sequence[int]) -> None:
         self.table, self.transport, self.sizes = table, transport, sizes
+        self.room = tuple(max(room, 1) for room in table.room)
         self.by_window = any(operation.code == Code.MEET for operation in table.operations)
 
     @cached_property
@@ -172,8 +178,7 @@ class Active:
         prepared = run.prepared or PreparedRun(runner, run.arrays, run.jobs, run.recorder)
         self._kept_alive = prepared.kept
         self._places = prepared.places(run.arrays)
-        buffers = [workspace.payload_buffer(number, max(room, 1)) for number, room in enumerate(table.room)]
-        self._places[:BUFFERS] = list(map(device.begin_of, buffers))
+        self._places[:BUFFERS] = workspace.payload_places(runner.room)
         if table.drawn:
             self._places[-len(table.drawn) :] = keys_of(table, run.jobs)
         self._marks = np.empty((table.marks, 2), np.int64)
@@ -337,14 +342,16 @@ def _wait_for_ranks(
 
 def recorded(table: OperationTable, run: Run, marks: np.ndarray) -> None:
     """Record the times of a run."""
-    add, number, times = run.recorder.add, run.segment, (marks * 1e-9).tolist()
+    found, number, times = list[tuple[Any, ...]](), run.segment, (marks * 1e-9).tolist()
     for span in table.spans:
         job, (start, before), (stop, after) = run.jobs[span.tensor], times[span.first], times[span.last]
         waited = after - before
         if span.kind == "wire" and waited > 0:
             a, b = (start + share * waited for share in span.share)
-            add("wait", job.name, job.step, number, a, b, span.what, span.level)
-        add(span.kind, job.name, job.step, number, start, stop, span.what, span.level, span.intra, span.inter)
+            found.append(("wait", job.name, job.step, number, a, b, span.what, span.level))
+        sent = span.intra, span.inter
+        found.append((span.kind, job.name, job.step, number, start, stop, span.what, span.level, *sent))
+    run.recorder.add_all(found)
 
 
 def count_cut(jobs: Sequence[Job], state: np.ndarray) -> None:

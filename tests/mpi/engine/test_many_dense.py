@@ -8,7 +8,6 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from espresso_mpi.collectives import ranges
 from espresso_mpi.collectives.messages import sum_calls
 from espresso_mpi.collectives.messages.choice import Choice
 from espresso_mpi.collectives.messages.joint_reads import PLACE
@@ -16,6 +15,7 @@ from espresso_mpi.collectives.messages.single_copy import SingleCopy
 from espresso_mpi.collectives.messages.sum_calls import AgreedSums
 from espresso_mpi.compressors.kernels.cpu import host
 from espresso_mpi.engine import fast_path
+from espresso_mpi.engine.nonfinite import NonFinite
 from espresso_mpi.errors import NonFiniteError, TransportError
 from espresso_mpi.sessions import base
 
@@ -202,9 +202,9 @@ def test_sums_that_leave_the_range_are_made_with_smaller_values(world, open_sess
 
 def test_calls_of_which_nothing_else_is_searched_are_searched_by_the_sum(world, open_session, way, monkeypatch):
     session, looked = opened(open_session, way), []
-    for name in ("odd_values", "is_clean"):
-        search = getattr(ranges.Search, name)
-        monkeypatch.setattr(ranges.Search, name, lambda *args, search=search: looked.append(args) or search(*args))
+    for name in ("look_for", "finds_nothing"):
+        search = getattr(NonFinite, name)
+        monkeypatch.setattr(NonFinite, name, lambda *args, search=search: looked.append(args) or search(*args))
     for number in (1, 3):
         for step in range(4):
             session.sync({f"t{n}": values(world.rank, step, n, 100_000, "float32") for n in range(number)})

@@ -39,9 +39,10 @@ def again(monkeypatch):
         return run(self, arrays, *rest)
 
     def counted(repeat):
-        def of_some(self, arrays, *rest):
-            found.append(tuple(x.size for x in arrays))
-            return repeat(self, arrays, *rest)
+        def of_some(self, arrays, jobs, steps, *rest):
+            if steps:  # else only where their residuals are was known
+                found.append(tuple(x.size for x in arrays))
+            return repeat(self, arrays, jobs, steps, *rest)
 
         return of_some
 
@@ -251,6 +252,47 @@ def test_small_calls_of_several_tensors(world, monkeypatch, again, nodes, compre
     assert usual == [2, 3, 4, 6, 7, 9, 10, 11, 13, 14]
     if nodes in (0, 3):
         assert set(small) == {OneCall if nodes == 0 else ExpectedCall}
+
+
+@pytest.mark.parametrize(("compressor", "nodes"), [("onebit", 0), ("int8:rounding=stochastic", 1)])
+def test_pushed_tensors_know_where_their_residuals_are(world, monkeypatch, compressor, nodes):
+    """Whichever of them share messages: which do differs from step to step, and so do the arrays that come again."""
+    known = []
+    repeat = {program: program.repeat for program in (BucketProgram, Program)}
+
+    def counted(self, arrays, jobs, steps, recorder, prepared):
+        known.append((prepared, tuple(job.name for job in jobs)))
+        return repeat[type(self)](self, arrays, jobs, steps, recorder, prepared)
+
+    def pushes(session, step):
+        """The same on all ranks: some are waited for before the others are pushed; one has another size at times."""
+        order = np.random.default_rng(step).permutation(list(SIZES))
+        grads = {str(name): values(session.rank, step, SIZES[name] + (step % 7 == 5)) for name in order}
+        for number, (name, grad) in enumerate(grads.items()):
+            handle = session.push(name, grad)
+            if number == step % len(grads):
+                handle.wait()
+        session.wait_all()
+        return grads
+
+    def lasting(session, step):
+        """Only what is left of gradients by compression changes; the state is the same object."""
+        session.sync({"other": values(session.rank, step, 700)})
+
+    def dropped(session, step):
+        """So many sizes of a tensor that the state of its usual one is dropped."""
+        for more in range(1, 10):
+            session.push("c", values(session.rank, step, SIZES["c"] + more)).wait()
+
+    calls = [*[pushes] * 9, reloaded, *[pushes] * 4, lasting, *[pushes] * 2, dropped, *[pushes] * 2]
+    options = {"compressor": compressor, **layout(world, nodes)}
+    expected, _, _ = left_by(world, monkeypatch, [], "python", calls, **options)
+    for program in repeat:
+        monkeypatch.setattr(program, "repeat", counted)
+    found, _, _ = left_by(world, monkeypatch, [], "compiled", calls, **options)
+    assert known and len({id(prepared) for prepared, _ in known}) < len(known), "nothing was used again"
+    for what, a, b in zip(("results", "state"), expected, found):
+        assert a == b, what
 
 
 def other_calls(size):

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from espresso_mpi.collectives.messages.waiting import Waiter
+from espresso_mpi.engine.calls import PendingCall
 from espresso_mpi.engine.driver import Driver
 
 pytestmark = pytest.mark.timeout(60)
@@ -48,3 +49,23 @@ def test_steps_of_a_thread_that_waits_are_not():
     engine = Engine()
     engine.driver.wait_for(lambda: bool(engine.steps))
     assert engine.steps == [(False, False)]
+
+
+def test_what_waits_for_the_end_of_a_call_is_called_once():
+    """Also where it begins to wait at the very moment of the end, in another thread."""
+    for number in range(400):
+        call, called, start = PendingCall(("push", "w")), [], threading.Barrier(2)
+
+        def watch(call=call, called=called, start=start):
+            start.wait()
+            for one in range(20):
+                call.when_finished(lambda one=one: called.append(one))
+
+        thread = threading.Thread(target=watch)
+        thread.start()
+        start.wait()
+        for _ in range(number % 40):
+            pass
+        call.announce_end()
+        thread.join()
+        assert sorted(called) == list(range(20))

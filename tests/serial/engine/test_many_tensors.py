@@ -64,8 +64,8 @@ def test_buckets_are_those_of_the_simple_rule(seed):
     some = random_batches(random)
     fuse_bytes, room = int(random.integers(0, 2000)), int(random.integers(1, 6000))
     found = buckets_of(some, fuse_bytes, room)
-    assert [bucket.members for bucket in found] == simple(some, fuse_bytes, room)
-    assert [bucket.size for bucket in found] == [sum(i.spec.size for _, i in bucket.members) for bucket in found]
+    assert [tuple(zip(calls, bucket.members)) for bucket, calls in found] == simple(some, fuse_bytes, room)
+    assert [bucket.size for bucket, _ in found] == [sum(i.spec.size for i in bucket.members) for bucket, _ in found]
 
 
 class Name(str):

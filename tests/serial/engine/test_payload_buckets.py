@@ -22,6 +22,11 @@ def test_the_first_bucket_is_an_eighth_of_the_others():
     assert formed(named(*[("way", chr(97 + i), 5) for i in range(20)])) == ["ab", "cdefghijklmnopqr", "st"]
 
 
+def test_beside_other_messages_the_first_bucket_is_as_large_as_the_others():
+    items = named(*[("way", chr(97 + i), 5) for i in range(20)])
+    assert ["".join(bucket) for bucket in form(items, lambda item: 80, under_way=True)] == ["abcdefghijklmnop", "qrst"]
+
+
 def test_only_tensors_of_one_kind_share_and_none_that_is_too_large():
     items = named(("one", "a", 1), (None, "b", 1), ("two", "c", 1), ("one", "d", 81), ("one", "e", 1), ("two", "f", 1))
     assert formed(items) == ["ae", "b", "cf", "d"]
