@@ -1,8 +1,8 @@
 """Which tensors travel together if no plan says so: the engine forms buckets by these rules, the planner prices them.
 
 Small dense tensors share a buffer (``fused``). Compressed tensors share messages: they form *payload buckets*
-(``form``). A bucket ends where its payloads would be larger than a limit, and the first one of a call is smaller, so
-that communication begins early.
+(``form``). A bucket ends where its payloads would be larger than a limit. The first one of a call is smaller where no
+other messages are under way, so that communication begins early.
 """
 
 from __future__ import annotations

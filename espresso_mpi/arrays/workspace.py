@@ -12,6 +12,9 @@ from . import device
 PAYLOAD_ALIGN = 16
 """Payloads begin at multiples of this many bytes, so that kernels may view them as wider types."""
 
+_PLACES = 64
+"""Sets of sizes for which a workspace keeps where its payload buffers are."""
+
 _PAYLOADS = {"payload-0", "payload-1"}
 
 
@@ -116,6 +119,8 @@ class Workspace:
         """Where the payload buffers of these sizes in bytes begin in host memory, by their numbers."""
         known = self._places.get(sizes)
         if known is None:
+            if len(self._places) >= _PLACES:
+                self._places.clear()
             buffers = [self.payload_buffer(number, nbytes) for number, nbytes in enumerate(sizes)]
             known = self._places[sizes] = list(map(device.begin_of, buffers))
         return known

@@ -229,12 +229,9 @@ class Search:
         """Whether ``odd_values`` would find nothing in a call of one array, on the host and not empty; quicker."""
         if not searched:
             return True
-        return self._clean_at_once(searched[0], x) or not self.odd_values(searched, [x])
-
-    def _clean_at_once(self, portion: Portion, x: Any) -> bool:
-        """Whether one thread has searched an array on the host, and found nothing."""
+        portion = searched[0]
         if not portion.sizes or not runs_serial(x.size):
-            return False
+            return not self.odd_values(searched, [x])
         least = self._limits[portion.dtype, portion.compressed].large
         return bool(magnitudes.in_range(device.begin_of(x), x.size, least))
 

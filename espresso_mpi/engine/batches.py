@@ -190,8 +190,8 @@ class Batches:
 class Bucket:
     """Tensors that share a buffer, or a single tensor.
 
-    ``members``: they, in the order of the buffer. ``label``: a name for dense tensors that
-    share a buffer, because their choice may differ from step to step.
+    ``members``: in the order of the buffer. ``label``: a name for dense tensors that share a buffer, because their
+    choice may differ from step to step.
     """
 
     members: tuple[Item, ...]
@@ -413,7 +413,8 @@ def buckets_of(batches: Sequence[Batch], fuse_bytes: int, room: int) -> tuple[Ar
     Dense tensors below ``fuse_bytes`` of one type, device and route share buffers of at most ``room`` bytes. They pay
     the latency of a message once, and copies overlap with other buffers. Every other tensor is a bucket by itself.
     """
-    kinds = ((one, one[1].kind, one[1].spec.nbytes) for one in members_of(batches) if not one[1].group)
+    members = members_of(batches)
+    kinds = (((call, item), item.kind, item.spec.nbytes) for call, item in members if not item.group)
     found = fused(kinds, fuse_bytes, room)
     return tuple(_arranged(members, number) for number, members in enumerate(found))
 

@@ -148,10 +148,10 @@ class PendingCall:
     def announce_end(self) -> None:
         """Call what waits for the end of the call."""
         waiting, self._watchers = self._watchers, None
-        while waiting:
+        while waiting is not None:
             try:
                 act = waiting.pop(0)
-            except IndexError:  # ``when_finished`` has removed it
+            except IndexError:
                 return
             act()
 

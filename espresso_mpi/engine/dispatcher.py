@@ -10,9 +10,6 @@ from typing import Any
 
 from ..arrays import device
 from ..collectives import ranges
-from ..collectives.bucket_program import BucketProgram
-from ..collectives.executor import Program
-from ..collectives.job import Job
 from ..collectives.lanes import LaneRunner
 from ..collectives.messages.sum_calls import NO_CHECK, ValueCheck
 from ..collectives.messages.transport import Transport
@@ -62,6 +59,7 @@ class Dispatcher(Piggybacking):
         pending_groups: tensors that wait for the rest of their group.
         tally: counts values that were clipped to the range of their type.
         executors: what runs each compressed bucket, in words.
+        steady_tensors: what is known of tensors from earlier steps.
     """
 
     def __init__(
@@ -80,7 +78,7 @@ class Dispatcher(Piggybacking):
         self._jobs, self._piggybacks = Jobs(self.tally, transport.rank == 0), TablePiggybacks(transport, recorder)
         self._dense = DensePiggybacks(transport, self._window, recorder)
         self._latest: dict[str, list[int]] = {}
-        self._steady, self._steady_tensors = SteadyCalls(recorder, self._latest), SteadyTensors(recorder)
+        self._steady, self.steady_tensors = SteadyCalls(recorder, self._latest), SteadyTensors(recorder)
         self.executors: dict[str, str] = {}
         self._arrangements: dict[tuple[int, ...], tuple[Arranged, ...]] = {}
         self._fast: dict[int, tuple[Bucket, ...]] = {}  # by number of the call; empty: not by the fast path
@@ -105,6 +103,7 @@ class Dispatcher(Piggybacking):
         self._piggybacks.forget()
         self._dense.forget()
         self._steady.forget()
+        self.steady_tensors.forget()
 
     def forget_arrangement(self, number: int) -> None:
         """The parts of a call have other sizes from now on."""
@@ -126,7 +125,8 @@ class Dispatcher(Piggybacking):
             self._transport.choose_device_way()
         batches = [call.batch for call in calls if call.batch is not None]
         now = begun(batches, skips, self._options.dense_steps, self.sync_state.counts, self._transport.topology)
-        if now is batches and len(calls) == 1 and not skips[0] and self._begin_steady(numbers[0], calls[0]):
+        alone = len(calls) == 1 and not self.runner.busy
+        if now is batches and alone and not skips[0] and self._begin_steady(numbers[0], calls[0]):
             return
         arranged = self._arranged(numbers, batches) if now is batches else self._buckets_of(now)
         runs = [_brought(bucket, indexes, calls, skips) for bucket, indexes in arranged]
@@ -182,16 +182,18 @@ class Dispatcher(Piggybacking):
             if call.left == 0:
                 self._done(call)
         ready = [found for run, owners in brought if (found := self._ready(*run, owners)) is not None]
-        buckets = self._payload_buckets.together(ready, self._options, under_way=self.runner.busy)
-        if len(new) == len(buckets) == 1 and not isinstance(self.runner, LaneRunner):
+        busy, scheduled = self.runner.busy, isinstance(self.runner, LaneRunner)
+        buckets = self._payload_buckets.together(ready, self._options, under_way=busy)
+        first = new[0] if len(new) == 1 and not busy else None  # beside others, its buckets are not those it has alone
+        if first is not None and len(buckets) == 1 and not scheduled:
             shared = [one.bucket for one in buckets[0]]
-            self._piggybacks.remember(new[0], shared, partial(self._program_of, shared))
-        alone = len(buckets) == 1 and not self.runner.busy and not isinstance(self.runner, LaneRunner)
+            self._piggybacks.remember(first, shared, partial(self._program_of, shared))
+        alone = len(buckets) == 1 and not busy and not scheduled
         for together in buckets:
             for segment in self._segments(together, alone):
                 self.runner.add(segment, together[0].priority)
-        if len(new) == 1:
-            self._steady.remember(new[0], buckets, self._program_of)
+        if first is not None:
+            self._steady.remember(first, buckets, self._program_of)
 
     def _arranged(self, numbers: tuple[int, ...], batches: Sequence[Batch]) -> tuple[Arranged, ...]:
         found = self._arrangements.get(numbers)
@@ -274,8 +276,9 @@ class Dispatcher(Piggybacking):
     def _segments(self, together: Sequence[Ready], alone: bool = False) -> list[Segment]:
         """The segments of a bucket, or the one of several buckets that share messages; ``alone``: nothing else runs."""
         started = [self._started(one, alone) for one in together]
+        steady = partial(self.steady_tensors.progress, state=self.sync_state)
         if len(started) > 1:
-            return [self._payload_buckets.segment(started, self._segment_ended, self._steady_run, self.executors)]
+            return [self._payload_buckets.segment(started, self._segment_ended, steady, self.executors)]
         run, bucket = started[0], together[0].bucket
         scheduled = isinstance(self.runner, LaneRunner)
         by_schedule = scheduled and bucket.half is None
@@ -287,22 +290,17 @@ class Dispatcher(Piggybacking):
             x = run.begin()
             if number == 0 and (bucket.compressor is not None or several):
                 self.executors[bucket.name] = run.program.executor(x, run.job, bool(operations))
-            steady = self._steady_run(run.program, [x], [run.job]) if count == 1 and not scheduled else None
-            if steady is None:
+            known = steady(run.program, [x], [run.job]) if count == 1 and not scheduled else None
+            if known is None:
                 progress = run.program.operation_progress(number, x, run.job, self._recorder, operations, kind)
             else:
-                progress = iter((steady,))
+                progress = iter((known,))
             del x  # at its end only the caller refers to it: see ``guard``
             yield from progress
             self._segment_ended(run)
 
         count = run.program.count
         return [Segment(bucket.name, n, operation_progress(n), run.free, operations) for n in range(count)]
-
-    def _steady_run(
-        self, program: BucketProgram | Program, arrays: Sequence[Any], jobs: Sequence[Job]
-    ) -> Progress | None:
-        return self._steady_tensors.progress(program, arrays, jobs, self.sync_state)
 
     def _started(self, ready: Ready, alone: bool) -> Running:
         """A bucket that starts; the first segment fills its buffer, the last one empties it."""

@@ -86,7 +86,7 @@ class Running:
 
 
 SteadyRun = Callable[[BucketProgram, Sequence[Any], Sequence[Job]], "Progress | None"]
-"""Runs a program, as ``SteadyTensors.progress``."""
+"""Runs a program with what is known from earlier steps; None: nothing is, or it cannot."""
 
 
 class PayloadBuckets:
@@ -124,7 +124,7 @@ class PayloadBuckets:
 
         Args:
             ended: called for each tensor when its result is there.
-            steady: runs the program with what is known from earlier steps, if anything is.
+            steady: see ``SteadyRun``.
             executors: receives what runs each tensor, by name.
         """
         program = self.program_of(tensors[0].bucket, [one.program for one in tensors])

@@ -4,13 +4,15 @@ A call with compressed tensors is remembered when it runs alone for the first ti
 programs, where their residuals are. When the call comes again, its buckets begin with these, and only addresses, step
 numbers and keys are new. Whatever differs - a tensor that is skipped, a changed state, a call that runs beside others -
 takes the ordinary path, with the same messages and the same bits. So ranks may differ in it.
+
+There, ``SteadyTensors`` still knows where the residuals are of a tensor, or of tensors that share messages.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, overload
+from typing import Any, overload
 
 from ..collectives.bucket_program import BucketProgram
 from ..collectives.executor import Program
@@ -28,7 +30,7 @@ _CALLS = 256
 """Calls that are remembered at a time: each keeps up to 256 KiB for times."""
 
 
-_TENSORS = 4096
+_TENSORS = 1024
 """Tensors and sets of tensors that are remembered at a time."""
 
 
@@ -169,33 +171,35 @@ class SteadyTensors:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._known: dict[tuple[object, ...], _Known] = {}
+        self._known: dict[tuple[object, ...], tuple[BucketProgram | Program, PreparedRun]] = {}
+        self._known_for: tuple[SyncState, tuple[int, int, int]] | None = None
+
+    def forget(self) -> None:
+        """Another state follows."""
+        self._known.clear()
+        self._known_for = None
 
     def progress(
         self, program: BucketProgram | Program, arrays: Sequence[Any], jobs: Sequence[Job], state: SyncState
     ) -> Progress | None:
-        """As ``program.progress``; None: its tensors change with the step, or Python runs them."""
+        """As ``program.progress``; None: a residual is still to be added, or Python runs the program."""
+        now, before = state.version, self._known_for
+        if before is None or before[0] is not state or before[1] != now:
+            self.forget()  # also so that nothing refers to arrays that have left the state
         if state.store.any_pending or any(map(obstacle, arrays, jobs)):
             return None
-        key = (id(program), *[job.name for job in jobs])
+        key = (id(program), *[(job.store_name or job.name, job.feedback.kind) for job in jobs])
         known = self._known.get(key)
-        if known is None or known.state is not state or known.version != state.version:
+        if known is None:
             prepared = program.prepared(arrays, jobs, self._recorder, repeats=False)
             if prepared is None:
                 return None
             if len(self._known) >= _TENSORS:
                 self._known.clear()
-            known = self._known[key] = _Known(program, prepared, state, state.version)
-        return program.repeat(arrays, jobs, (), self._recorder, known.prepared)
-
-
-class _Known(NamedTuple):
-    """What was prepared, and for which program, state and version of it; the program lives, so no other gets its id."""
-
-    program: BucketProgram | Program
-    prepared: PreparedRun
-    state: SyncState
-    version: tuple[int, int, int]
+            known = self._known[key] = program, prepared  # the program lives on, so no other gets its id
+            now = state.version  # it may have got its first residuals
+        self._known_for = state, now
+        return program.repeat(arrays, jobs, (), self._recorder, known[1])
 
 
 class _JobsOf(Sequence[Job]):

@@ -16,8 +16,8 @@ from numba.extending import intrinsic
 
 from espresso_mpi.compressors.kernels.cpu import host
 
-from .naps import BACKGROUND, FOREGROUND, LONG, YIELDS
-from .shared_memory import WAITED, now, poll_again, polls_since
+from .naps import COMPILED, FOREGROUND, LONG, YIELDS
+from .shared_memory import PAUSE, WAITED, now, poll_again, polls_since
 
 ISEND, IRECV, TESTALL, COMM, BYTE, TAG, REQUEST, REQUESTS, STATUSES, FLAG, USUAL, CALLS = range(12)
 """Places of ``Messages.calls``: addresses of functions, handles, the tag, bytes of a request, and the addresses of
@@ -71,13 +71,18 @@ def start(mpi, way, number, address, nbytes, rank):  # type: ignore[no-untyped-d
 
 @host.inline
 def nap_of(polled, waited, usual, pace):  # type: ignore[no-untyped-def]
-    """Microseconds of a nap after so many polls and nanoseconds, see ``naps``; 0: yield. ``usual``: of such waits."""
-    background = pace[2] > 0
-    if not background and polled < pace[0] + YIELDS:
-        return np.int64(0)
-    least, share, longest = BACKGROUND if background else FOREGROUND
-    measure = max(waited, usual) if background else waited
-    return np.int64(1e6 * min(max(least, share * 1e-9 * measure), longest))
+    """Microseconds of a nap after so many polls and nanoseconds, see ``naps``; 0: yield.
+
+    ``usual``: nanoseconds of a usual wait for messages that use the same memory.
+    """
+    if pace[2] == 0:  # no other thread computes
+        if polled < pace[0] + YIELDS:
+            return np.int64(0)
+        least, share, longest = FOREGROUND
+        return np.int64(1e6 * min(max(least, share * 1e-9 * waited), longest))
+    least, share, longest = COMPILED
+    longest = min(longest, pace[1] * PAUSE * 1e-9 / 4)  # Python is to look at other things after so many polls
+    return np.int64(1e6 * min(max(least, share * 1e-9 * max(waited, usual)), longest))
 
 
 @host.inline
@@ -91,7 +96,7 @@ def await_messages(mpi, count, flag, pace, log):  # type: ignore[no-untyped-def]
     Returns:
         MPI's error, and whether they are through.
     """
-    began, polled, error = now(), 0, 0
+    began, polled, error, nap = now(), 0, 0, np.int64(0)
     while polled >= 0:
         before = now()
         error = _test_all(mpi[TESTALL], count, mpi[REQUESTS], mpi[FLAG], mpi[STATUSES])
@@ -102,7 +107,8 @@ def await_messages(mpi, count, flag, pace, log):  # type: ignore[no-untyped-def]
     waited = now() - began
     log[WAITED] += waited
     if polled != 0:
-        mpi[USUAL] += (min(waited, np.int64(LONG * 1e9)) - mpi[USUAL]) // _OF_LATEST
+        came = waited - nap * 500  # in the last nap, and nobody knows when
+        mpi[USUAL] += (min(came, np.int64(LONG * 1e9)) - mpi[USUAL]) // _OF_LATEST
     return error, flag[0] != 0
 
 

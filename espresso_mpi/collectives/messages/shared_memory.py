@@ -37,7 +37,7 @@ its array lies (3 and 4, ``joint_reads``), whether it could not read (5) and has
 
 BLOCK = 2048
 _CLOCK_MONOTONIC, _CLOCK_THREAD = 1, 3
-_PAUSE = 100_000
+PAUSE = 100_000
 """Nanoseconds of a pause that count as one poll more."""
 
 _sched_yield = types.ExternalFunction("sched_yield", types.int32())
@@ -130,7 +130,7 @@ def worked():  # type: ignore[no-untyped-def]
 @host.inline
 def polls_since(before):  # type: ignore[no-untyped-def]
     """For how many polls a pause counts that has begun at that time of ``now``."""
-    return (now() - before) // _PAUSE
+    return (now() - before) // PAUSE
 
 
 @host.inline

@@ -80,14 +80,16 @@ def shared_seconds(
 
 
 def _units(plan: Plan, workload: Workload, limits: SharingLimits) -> Iterator[_Unit]:
-    """What travels together, in the order in which it starts."""
+    """What travels together, in the order in which it starts. Behind the first tensors, other messages count as under
+    way: where the network is the limit, they are."""
     end = workload.tensors[-1].ready
     held = [replace(tensor, ready=end) for tensor in workload.tensors] if plan.held else workload.tensors
-    for ready, together in itertools.groupby(held, key=lambda tensor: tensor.ready):
+    for number, (ready, together) in enumerate(itertools.groupby(held, key=lambda tensor: tensor.ready)):
         alone = [_Unit((tensor,), ready, *_way(plan.strategy(tensor.name))) for tensor in together]
         buffers = fused(((u, _kind(u), u.tensors[0].nbytes) for u in alone), limits.fuse, limits.room)
         after = [_buffer(units) if len(units) > 1 else units[0] for units in buffers]
-        for bucket in form([_told(unit) for unit in after], lambda u: limits.payloads[u.strategy.route]):
+        told = [_told(unit) for unit in after]
+        for bucket in form(told, lambda u: limits.payloads[u.strategy.route], under_way=number > 0):
             yield replace(bucket[0], tensors=tuple(tensor for unit in bucket for tensor in unit.tensors))
 
 

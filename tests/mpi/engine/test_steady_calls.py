@@ -13,10 +13,12 @@ from espresso_mpi import Session
 from espresso_mpi.collectives.bucket_program import BucketProgram
 from espresso_mpi.collectives.executor import Program
 from espresso_mpi.collectives.messages.switches import EXECUTOR
+from espresso_mpi.collectives.progress import RoundRobinRunner
 from espresso_mpi.collectives.tables.expected_call import ExpectedCall
 from espresso_mpi.collectives.tables.node_call import NodeCall
 from espresso_mpi.collectives.tables.one_call import OneCall, RepeatedTable
 from espresso_mpi.engine import negotiation
+from espresso_mpi.engine.dispatcher import Dispatcher
 from espresso_mpi.errors import EspressoError, MismatchError, NonFiniteError, RankTimeoutError, RemoteError
 
 pytestmark = pytest.mark.mpi(min_size=2)
@@ -167,6 +169,28 @@ def test_calls_of_several_tensors(world, monkeypatch, again, compressor, layout)
     assert usual == [1, 2, *([3] if world.rank else []), 4, 6, 8, 9, 11, 13, 14]
 
 
+def test_a_call_is_not_remembered_as_it_runs_beside_others(world, monkeypatch, again):
+    """Its first bucket is small only where it runs alone, and ranks may differ in whether they make it as before."""
+    others, begin, busy = [False], Dispatcher.begin, RoundRobinRunner.busy.fget
+
+    def begin_beside_others(self, started):
+        with monkeypatch.context() as patch:
+            patch.setattr(RoundRobinRunner, "busy", property(lambda runner: others[0] or busy(runner)))
+            begin(self, started)
+
+    def beside(session, step):
+        others[0] = True
+        found = several(session, step)
+        others[0] = False
+        return found
+
+    monkeypatch.setattr(Dispatcher, "begin", begin_beside_others)
+    calls = [*[beside] * 2, several, strided_on_rank_0, several, beside, strided_on_rank_0, several]
+    ran = same_as_python(world, monkeypatch, again, calls, compressor="onebit", fuse_bytes=1200, timeout=20)
+    steps = [step for step, found in enumerate(ran) if (900, 2111) in found]
+    assert steps == ([3, 4, 6, 7] if world.rank else [4, 7])
+
+
 def test_tensors_of_torch_run_again_like_arrays(world, monkeypatch, again):
     """Also those that lie in other memory each time."""
     torch = pytest.importorskip("torch")
@@ -284,7 +308,17 @@ def test_pushed_tensors_know_where_their_residuals_are(world, monkeypatch, compr
         for more in range(1, 10):
             session.push("c", values(session.rank, step, SIZES["c"] + more)).wait()
 
-    calls = [*[pushes] * 9, reloaded, *[pushes] * 4, lasting, *[pushes] * 2, dropped, *[pushes] * 2]
+    def with_and_without_feedback(session, step):
+        """The same tensor by the same program: only one of the calls has a residual."""
+        arrays = {str(n): values(session.rank, step + n, SIZES["a"]) for n in range(4)}
+        for n, x in arrays.items():
+            session.allreduce(x, name="mean", compressor=compressor, feedback=int(n) % 2 == 1)
+        return arrays
+
+    calls = [
+        *[pushes] * 9, reloaded, *[pushes] * 4, lasting, *[pushes] * 2, dropped, *[pushes] * 2,
+        *[with_and_without_feedback] * 3,
+    ]  # fmt: skip
     options = {"compressor": compressor, **layout(world, nodes)}
     expected, _, _ = left_by(world, monkeypatch, [], "python", calls, **options)
     for program in repeat:
