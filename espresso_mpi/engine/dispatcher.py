@@ -59,7 +59,6 @@ class Dispatcher(Piggybacking):
         pending_groups: tensors that wait for the rest of their group.
         tally: counts values that were clipped to the range of their type.
         executors: what runs each compressed bucket, in words.
-        steady_tensors: what is known of tensors from earlier steps.
     """
 
     def __init__(
@@ -78,7 +77,7 @@ class Dispatcher(Piggybacking):
         self._jobs, self._piggybacks = Jobs(self.tally, transport.rank == 0), TablePiggybacks(transport, recorder)
         self._dense = DensePiggybacks(transport, self._window, recorder)
         self._latest: dict[str, list[int]] = {}
-        self._steady, self.steady_tensors = SteadyCalls(recorder, self._latest), SteadyTensors(recorder)
+        self._steady, self._steady_tensors = SteadyCalls(recorder, self._latest), SteadyTensors(recorder)
         self.executors: dict[str, str] = {}
         self._arrangements: dict[tuple[int, ...], tuple[Arranged, ...]] = {}
         self._fast: dict[int, tuple[Bucket, ...]] = {}  # by number of the call; empty: not by the fast path
@@ -103,7 +102,7 @@ class Dispatcher(Piggybacking):
         self._piggybacks.forget()
         self._dense.forget()
         self._steady.forget()
-        self.steady_tensors.forget()
+        self._steady_tensors.forget()
 
     def forget_arrangement(self, number: int) -> None:
         """The parts of a call have other sizes from now on."""
@@ -276,7 +275,7 @@ class Dispatcher(Piggybacking):
     def _segments(self, together: Sequence[Ready], alone: bool = False) -> list[Segment]:
         """The segments of a bucket, or the one of several buckets that share messages; ``alone``: nothing else runs."""
         started = [self._started(one, alone) for one in together]
-        steady = partial(self.steady_tensors.progress, state=self.sync_state)
+        steady = partial(self._steady_tensors.progress, state=self.sync_state)
         if len(started) > 1:
             return [self._payload_buckets.segment(started, self._segment_ended, steady, self.executors)]
         run, bucket = started[0], together[0].bucket

@@ -91,7 +91,7 @@ class Engine(SyncsAgain):
     def load(self, sync_state: SyncState, seed: int) -> None:
         """Continue from a saved state; no segment may be active."""
         self._dispatcher.sync_state, self._dispatcher.seed = sync_state, seed
-        self._dispatcher.steady_tensors.forget()  # else the old state stays in memory
+        self._dispatcher.forget_arrays()
 
     def follow(self, options: Options, sync_state: SyncState) -> None:
         """Continue with another plan; no segment may be active. All ranks must do it between the same calls."""

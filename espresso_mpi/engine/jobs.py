@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import weakref
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ..collectives.job import Job
 from ..state.store import SyncState
@@ -24,8 +25,10 @@ class Jobs:
     def __init__(self, tally: Counter[str], warns: bool) -> None:
         self._tally, self._warns = tally, warns
         self._dense_steps: Counter[str] = Counter()
-        self._used: tuple[SyncState | None, int, set[tuple[str, int]]] = None, 0, set()
-        """What was used, with its size, since the state has changed the last time: it is noted already."""
+        self._state: Callable[[], SyncState | None] = lambda: None
+        """A weak reference to the state of the latest step."""
+        self._used: tuple[int, set[tuple[str, int]]] = 0, set()
+        """What was used, with its size, since this state has changed the last time: it is noted already."""
 
     def job(self, bucket: Bucket, step: int, state: SyncState, seed: int) -> Job:
         """The job of a step of a bucket."""
@@ -43,8 +46,8 @@ class Jobs:
 
     def use(self, bucket: Bucket, state: SyncState) -> None:
         """Note that a compressed bucket is about to be used with its size."""
-        noted, changes, same = self._used
-        if noted is not state or changes != state.changes:
+        changes, same = self._used
+        if self._state() is not state or changes != state.changes:
             same = set()
         use = bucket.store_name, bucket.size
         if use in same:
@@ -53,7 +56,7 @@ class Jobs:
         self._warn_of_dropped(state.use(bucket.store_name, bucket.sizes))
         same = same if before == state.changes else set()
         same.add(use)
-        self._used = state, state.changes, same
+        self._state, self._used = weakref.ref(state), (state.changes, same)
 
     def count_all(self, names: Sequence[str], state: SyncState) -> list[int]:
         """As ``count`` for compressed tensors of which each had the size before that it has now."""

@@ -27,6 +27,7 @@ from .negotiation import Piggyback
 from .nonfinite import NonFinite
 from .payload_buckets import PayloadBuckets
 from .programs import Programs
+from .steady_calls import SteadyCalls, SteadyTensors
 from .table_piggyback import TablePiggyback, TablePiggybacks
 
 
@@ -43,6 +44,8 @@ class Piggybacking:
     _programs: Programs
     _payload_buckets: PayloadBuckets
     _piggybacks: TablePiggybacks
+    _steady: SteadyCalls
+    _steady_tensors: SteadyTensors
     _fast: dict[int, tuple[Bucket, ...]]
     _window: Any
     _nonfinite: NonFinite
@@ -50,6 +53,12 @@ class Piggybacking:
     _dense: DensePiggybacks
     _arrangements: dict[tuple[int, ...], tuple[Arranged, ...]]
     runner: LaneRunner | RoundRobinRunner
+
+    def forget_arrays(self) -> None:
+        """Another state follows: let nothing that was prepared keep the arrays of the old one in memory."""
+        self._steady.forget_arrays()
+        self._steady_tensors.forget()
+        self._piggybacks.forget_arrays()
 
     def may_piggyback(self, call: PendingCall) -> bool:
         """Whether the payload of a call may be piggybacked on its header, as far as this is known before its number."""

@@ -85,8 +85,16 @@ class SteadyCalls:
 
     def forget(self) -> None:
         """The numbers of calls have become invalid."""
-        self._known.clear()
+        self.forget_arrays()
         self._candidates.clear()
+
+    def forget_arrays(self) -> None:
+        """Another state follows."""
+        for call in self._known.values():
+            for part in call.parts:
+                if isinstance(part, SteadyBucket):
+                    part.prepared = None
+        self._known.clear()
 
     def remember(
         self, call: PendingCall, buckets: Sequence[Sequence[Ready]],

@@ -220,6 +220,10 @@ class TablePiggybacks:
         """The numbers of calls have become invalid."""
         for known in (self._buckets, self._batches, self._settled, self._expected, self._failures):
             known.clear()
+        self.forget_arrays()
+
+    def forget_arrays(self) -> None:
+        """Another state follows."""
         self._prepared.clear()
 
     def piggyback(

@@ -3,13 +3,14 @@ executor, which prepares nothing, whatever comes in between."""
 
 import itertools
 import time
+import weakref
 
 import numpy as np
 import pytest
 from patience import patient_barrier
 from session_cases import node_layouts, values
 
-from espresso_mpi import Session
+from espresso_mpi import Plan, Session, Strategy
 from espresso_mpi.collectives.bucket_program import BucketProgram
 from espresso_mpi.collectives.executor import Program
 from espresso_mpi.collectives.messages.switches import EXECUTOR
@@ -327,6 +328,23 @@ def test_pushed_tensors_know_where_their_residuals_are(world, monkeypatch, compr
     assert known and len({id(prepared) for prepared, _ in known}) < len(known), "nothing was used again"
     for what, a, b in zip(("results", "state"), expected, found):
         assert a == b, what
+
+
+@pytest.mark.parametrize("how", ["load", "follow"])
+def test_nothing_keeps_the_residuals_of_another_state(world, open_session, how):
+    """They are as large as the gradients."""
+    session = open_session(compressor="onebit")
+    for step in range(3):
+        for name, n in SIZES.items():
+            session.push(name, values(session.rank, step, 10 * n))
+        session.wait_all()
+    kept = [weakref.ref(array) for array in session._engine.sync_state.store.values()]
+    assert kept
+    if how == "load":
+        session.load_state_dict(session.state_dict())
+    else:
+        session.follow(Plan(default=Strategy("none", "flat")))
+    assert all(ref() is None for ref in kept)
 
 
 def other_calls(size):
