@@ -16,7 +16,7 @@ from .collectives.messages.transport import MESSAGE_BYTES
 from .engine.batches import other_versions
 from .engine.calls import PendingCall
 from .engine.diagnostics import CallKey
-from .engine.intake import Flat, checked_name
+from .engine.intake import Flat, checked_arrays, checked_name
 from .errors import ConfigError
 from .feedback import Feedback
 from .options import DEFAULT_SEGMENT, DEFAULT_TIMEOUT, Options, Tuning
@@ -204,7 +204,7 @@ class Session(Planning, Checkpoints, Collectives, Memory):
         """Push several arrays by one call, which takes less time than one for each.
 
         Args:
-            grads: the arrays by name, at least one; the same names on every rank.
+            grads: the arrays by name, at least one; the same names on every rank, in the same order.
 
         Returns:
             A handle, whose ``wait`` returns the mapping.
@@ -218,9 +218,9 @@ class Session(Planning, Checkpoints, Collectives, Memory):
             ...     handle.wait()["w"].tolist()
             [3.0, 3.0]
         """
-        first, *more = grads
-        name = f"{first} and {len(more)} more" if more else first
-        return self._push_call(name, grads, grads.items, f"push({name!r})")
+        names = list(map(str, grads)) if isinstance(grads, Mapping) else []
+        name = " and ".join([*names[:1], *([f"{len(names) - 1} more"] if len(names) > 1 else [])])
+        return self._push_call(name, grads, lambda: checked_arrays(grads), f"push_together({name!r})")
 
     def _push_call(self, name: str, given: Any, flat: Flat, title: str, priority: float | None = None) -> Handle:
         self._engine.require_usable()

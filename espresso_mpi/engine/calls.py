@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from .batches import Batch
 from .dense_piggyback import PiggybackData
 from .diagnostics import CallKey, Content, described
 from .guard import Watch
+
+_LOG = logging.getLogger("espresso_mpi")
 
 
 @dataclass(frozen=True)
@@ -146,14 +149,17 @@ class PendingCall:
         act()
 
     def announce_end(self) -> None:
-        """Call what waits for the end of the call."""
+        """Call what waits for the end of the call; what it raises is logged, for nobody could catch it."""
         waiting, self._watchers = self._watchers, None
         while waiting is not None:
             try:
                 act = waiting.pop(0)
             except IndexError:
                 return
-            act()
+            try:
+                act()
+            except Exception:
+                _LOG.exception("%s: what was to be called at its end has failed", self.title)
 
     @property
     def content(self) -> Content:

@@ -227,6 +227,13 @@ def checked_name(name: Any) -> str:
     return name
 
 
+def checked_arrays(grads: Any) -> list[tuple[str, Any]]:
+    if not isinstance(grads, Mapping) or not grads:
+        got = "an empty mapping" if isinstance(grads, Mapping) else f"a {type(grads).__name__}"
+        raise GradientError(f"push_together: got {got}; expected arrays by their names, such as {{'layer1.weight': x}}")
+    return [(checked_name(name), grad) for name, grad in grads.items()]
+
+
 def _checked_gpu(number: int, before: int | None) -> int:
     if before not in (None, number):
         raise GradientError(

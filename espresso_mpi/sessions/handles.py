@@ -48,7 +48,10 @@ class Handle:
         return self._call.error
 
     def when_done(self, act: Callable[[], None]) -> None:
-        """Call ``act`` once, by the thread that ends the call, or at once if it has ended. It must not wait."""
+        """Call ``act`` once, by the thread that ends the call, or at once if it has ended.
+
+        It must not wait for a call. What it raises in the other thread is logged.
+        """
         self._call.when_finished(act)
 
     def __repr__(self) -> str:

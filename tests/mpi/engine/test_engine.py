@@ -293,6 +293,20 @@ def test_none_and_empty(world, open_session):
 
 @several
 @pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({}, "push_together: got an empty mapping; expected arrays by their names"),
+        ([np.ones(3, np.float32)], "push_together: got a list; expected arrays by their names"),
+        ({3: np.ones(3, np.float32)}, "the name is 3; expected text"),
+    ],
+)
+def test_what_cannot_be_pushed_together_is_an_error_everywhere(world, open_session, given, words):
+    session = open_session()
+    assert words in same_error(world, GradientError, session.push_together(given).wait)
+    assert session.push_together({"w": np.ones(3, np.float32)}).wait()["w"].tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
     "arguments, kind, words",
     [
         (("w", [np.ones(3, np.float32)]), GradientError, ["w: got list"]),

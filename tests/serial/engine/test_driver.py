@@ -69,3 +69,14 @@ def test_what_waits_for_the_end_of_a_call_is_called_once():
         call.announce_end()
         thread.join()
         assert sorted(called) == list(range(20))
+
+
+def test_what_fails_at_the_end_of_a_call_is_logged(caplog):
+    call, called = PendingCall(("push", "w")), []
+    for act in (lambda: 1 / 0, lambda: called.append(1)):
+        call.when_finished(act)
+    call.announce_end()
+    assert called == [1]
+    assert (
+        "push('w'): what was to be called at its end has failed" in caplog.text and "ZeroDivisionError" in caplog.text
+    )
