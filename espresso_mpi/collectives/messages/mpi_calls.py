@@ -16,15 +16,12 @@ from numba.extending import intrinsic
 
 from espresso_mpi.compressors.kernels.cpu import host
 
-from .naps import COMPILED, FOREGROUND, LONG, YIELDS
+from .naps import COMPILED, FOREGROUND, YIELDS
 from .shared_memory import PAUSE, WAITED, now, poll_again, polls_since
 
-ISEND, IRECV, TESTALL, COMM, BYTE, TAG, REQUEST, REQUESTS, STATUSES, FLAG, USUAL, CALLS = range(12)
+ISEND, IRECV, TESTALL, COMM, BYTE, TAG, REQUEST, REQUESTS, STATUSES, FLAG, CALLS = range(11)
 """Places of ``Messages.calls``: addresses of functions, handles, the tag, bytes of a request, and the addresses of
-requests, of statuses and of a flag; nanoseconds of a usual wait; and its length."""
-
-_OF_LATEST = 4
-"""The latest wait counts for the usual one as this part of it."""
+requests, of statuses and of a flag; and its length."""
 
 
 @intrinsic
@@ -70,11 +67,8 @@ def start(mpi, way, number, address, nbytes, rank):  # type: ignore[no-untyped-d
 
 
 @host.inline
-def nap_of(polled, waited, usual, pace):  # type: ignore[no-untyped-def]
-    """Microseconds of a nap after so many polls and nanoseconds, see ``naps``; 0: yield.
-
-    ``usual``: nanoseconds of a usual wait for messages that use the same memory.
-    """
+def nap_of(polled, waited, pace):  # type: ignore[no-untyped-def]
+    """Microseconds of a nap after so many polls and nanoseconds, see ``naps``; 0: yield."""
     if pace[2] == 0:  # no other thread computes
         if polled < pace[0] + YIELDS:
             return np.int64(0)
@@ -82,7 +76,7 @@ def nap_of(polled, waited, usual, pace):  # type: ignore[no-untyped-def]
         return np.int64(1e6 * min(max(least, share * 1e-9 * waited), longest))
     least, share, longest = COMPILED
     longest = min(longest, pace[1] * PAUSE * 1e-9 / 4)  # Python is to look at other things after so many polls
-    return np.int64(1e6 * min(max(least, share * 1e-9 * max(waited, usual)), longest))
+    return np.int64(1e6 * min(max(least, share * 1e-9 * waited), longest))
 
 
 @host.inline
@@ -96,19 +90,15 @@ def await_messages(mpi, count, flag, pace, log):  # type: ignore[no-untyped-def]
     Returns:
         MPI's error, and whether they are through.
     """
-    began, polled, error, nap = now(), 0, 0, np.int64(0)
+    began, polled, error = now(), 0, 0
     while polled >= 0:
         before = now()
         error = _test_all(mpi[TESTALL], count, mpi[REQUESTS], mpi[FLAG], mpi[STATUSES])
         if error != 0 or flag[0] != 0:
             break
-        nap = nap_of(polled, now() - began, mpi[USUAL], pace)
+        nap = nap_of(polled, now() - began, pace)
         polled = poll_again(polled + polls_since(before), pace, nap)  # MPI may give the core away
-    waited = now() - began
-    log[WAITED] += waited
-    if polled != 0:
-        came = waited - nap * 500  # in the last nap, and nobody knows when
-        mpi[USUAL] += (min(came, np.int64(LONG * 1e9)) - mpi[USUAL]) // _OF_LATEST
+    log[WAITED] += now() - began
     return error, flag[0] != 0
 
 
@@ -158,7 +148,6 @@ class Messages:
         self.calls = np.array([
             _function("MPI_Isend"), _function("MPI_Irecv"), _function("MPI_Testall"), _handle(comm), _handle(MPI.BYTE),
             tag, self._bytes, self._requests.ctypes.data, self._statuses.ctypes.data, self.flag.ctypes.data,
-            0,
         ], np.int64)  # fmt: skip
 
     def through(self) -> bool:

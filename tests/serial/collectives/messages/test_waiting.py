@@ -68,12 +68,11 @@ def test_a_long_pause_of_compiled_code_counts_as_several_polls():
     assert polls((5, 105, 2000)) <= 5 + 100 / 20 + 1  # pauses of at least 2 ms, which count as 20 polls or more
 
 
-def test_naps_beside_computing_take_half_of_the_usual_wait():
-    """Microseconds; the wait so far and the usual one are in nanoseconds."""
-    nap = njit(lambda polled, waited, usual, pace: nap_of(polled, waited, usual, pace))
+def test_naps_beside_computing_grow_with_the_wait():
+    """Microseconds; the wait so far is in nanoseconds."""
+    nap = njit(lambda polled, waited, pace: nap_of(polled, waited, pace))
     background, foreground = (0, 200, 20), (5, 1000, 0)
-    assert [nap(0, 0, usual, background) for usual in (0, 1_000_000, 6_000_000, 16_000_000)] == [100, 500, 3000, 4000]
-    assert nap(0, 0, 16_000_000, (0, 50, 20)) == 1250, "Python is to look at something else after 5 ms"
-    assert [nap(9, waited, 1_000_000, background) for waited in (500_000, 4_000_000)] == [500, 2000]
-    assert [nap(polled, 0, 16_000_000, foreground) for polled in (0, 54, 55)] == [0, 0, 20]
-    assert nap(99, 6_400_000, 0, foreground) == 100
+    assert [nap(9, waited, background) for waited in (0, 500_000, 3_000_000, 9_000_000)] == [100, 250, 1500, 2000]
+    assert nap(0, 9_000_000, (0, 50, 20)) == 1250, "Python is to look at something else after 5 ms"
+    assert [nap(polled, 0, foreground) for polled in (0, 54, 55)] == [0, 0, 20]
+    assert nap(99, 6_400_000, foreground) == 100
