@@ -110,7 +110,7 @@ def rebuild(grads: Any, gradients: list[Gradient]) -> Any:
 
     The results of strided arrays are written back.
     """
-    others = [g for g in gradients if g.owner is None and not g.start]  # the rest is memory which the result is in
+    others = [g for g in gradients if not g.steady]  # the rest is memory which the result is in
     if not others:
         return grads
     for gradient in others:
