@@ -61,7 +61,7 @@ class Row:
         allowed: 1.15 · max(T_c, T_s) + largest.
         ratio: step / allowed.
         hidden: the share of min(T_c, T_s) that overlapping hid: 1 if the step takes max(T_c, T_s), 0 if their sum.
-        python_slowed, python_cpu: see ``python_beside.Slowdown``; the work takes about T_s alone.
+        python_slowed, python_waits, python_cpu: see ``python_beside.Slowdown``; the work takes about T_s alone.
         wrong: elements, over all ranks, in which pushing and waiting differs from one sync; none of ``SOCKETS``.
         repeats: repetitions that were made.
     """
@@ -80,6 +80,7 @@ class Row:
     wrong: int
     repeats: int
     python_slowed: float | None = None
+    python_waits: float | None = None
     python_cpu: float | None = None
 
 
@@ -95,6 +96,7 @@ TABLE = Table(
         Column("step / allowed", "ratio", RATIO),
         Column("hidden", "hidden", SHARE),
         Column("Python slowed", "python_slowed", SHARE),
+        Column("it waits", "python_waits", SHARE),
         Column("by CPU", "python_cpu", SHARE),
         columns.WRONG,
     )
@@ -182,7 +184,7 @@ def _measured(
         own = np.column_stack([compute, times[:, 3 * number + 1 : 3 * number + 4]])
         found = row(one.spec, grads, own, wrong[number])
         slowdown = python_beside.measured(comm, found.sync, one.push, one.wait)
-        rows.append(replace(found, python_slowed=slowdown.slowed, python_cpu=slowdown.cpu))
+        rows.append(replace(found, python_slowed=slowdown.slowed, python_waits=slowdown.waits, python_cpu=slowdown.cpu))
         one.trace(trace)
         one.close()
     return rows

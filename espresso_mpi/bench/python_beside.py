@@ -21,12 +21,24 @@ class Slowdown:
 
     Attributes:
         slowed: by which share the work of the Python thread takes longer while gradients travel.
+        waits: how much longer this thread does not run meanwhile, as a share of the work alone: it waits for the
+            interpreter lock, or for its core. By the rest of ``slowed``, it runs longer for the same work.
         cpu: the processor time of all other threads of the process meanwhile, as a share of the work alone. If a rank
-            has one core, the work takes longer by this share at least.
+            has one core, the thread waits for them.
     """
 
     slowed: float
+    waits: float
     cpu: float
+
+
+@dataclass(frozen=True)
+class _Timed:
+    """Seconds of some work, of these without the processor, and the processor time of the other threads."""
+
+    seconds: float
+    waits: float
+    others: float
 
 
 def measured(comm: Any, seconds: float, start: Callable[[], object], finish: Callable[[], object]) -> Slowdown:
@@ -38,26 +50,25 @@ def measured(comm: Any, seconds: float, start: Callable[[], object], finish: Cal
     """
     from mpi4py import MPI
 
-    took = min(_timed(_CALIBRATION)[0] for _ in range(3))
+    took = min(_timed(_CALIBRATION).seconds for _ in range(3))
     additions = comm.allreduce(round(_CALIBRATION * seconds / took), MPI.MIN)
     found = []
     for _ in range(_REPEATS):
         comm.Barrier()
-        alone, _ = _timed(additions)
+        alone = _timed(additions)
         comm.Barrier()
         start()
-        beside, cpu = _timed(additions)
+        beside = _timed(additions)
         finish()
-        found.append((comm.allreduce(beside / alone - 1, MPI.MAX), comm.allreduce(cpu / alone, MPI.MAX)))
-    slowed, cpu = np.median(found, axis=0)
-    return Slowdown(float(slowed), float(cpu))
+        longer = (beside.seconds - alone.seconds, beside.waits - alone.waits, beside.others)
+        found.append([comm.allreduce(each / alone.seconds, MPI.MAX) for each in longer])
+    return Slowdown(*map(float, np.median(found, axis=0)))
 
 
-def _timed(additions: int) -> tuple[float, float]:
-    """Seconds of so many additions, and the processor time of the other threads meanwhile."""
+def _timed(additions: int) -> _Timed:
     own, every, start = time.thread_time(), time.process_time(), time.perf_counter()
     total = 0
     for number in range(additions):
         total += number
-    seconds = time.perf_counter() - start
-    return seconds, max(0.0, time.process_time() - every - (time.thread_time() - own))
+    seconds, ran = time.perf_counter() - start, time.thread_time() - own
+    return _Timed(seconds, seconds - ran, max(0.0, time.process_time() - every - ran))

@@ -72,10 +72,11 @@ tensors alone. *largest* is a sync of the largest tensor alone, in turns with th
 T_s) + largest. *hidden* is the share of the shorter of T_c and T_s that the other one hides. Below 0, pushing takes
 longer than the products followed by one sync. With one rank per core, encodes, sums and the network stack use the core
 that computes, so only waits for the network can be hidden. *Python slowed* is by how much work in pure Python takes
-longer if all gradients are pushed just before. Alone, it takes about as long as T_s. *by CPU* is the processor time of
-the other threads meanwhile, as a share of the work. With one core per rank, the work takes longer by this much at
-least; the rest is the interpreter lock, and what the network stack and the caches take. *wrong* counts elements in
-which pushing differs from one sync. The method *sockets* moves the bytes of a dense sum through plain sockets by two
+longer if all gradients are pushed just before. Alone, it takes about as long as T_s. *it waits* is how much longer its
+thread does not run meanwhile, as a share of the work: it waits for its core or for the interpreter lock. *by CPU* is
+the processor time of the other threads. With one core per rank, the thread waits for them; if it waits longer, that is
+the interpreter lock. By the rest of *Python slowed*, its thread runs longer for the same work: the network stack
+interrupts it, and the caches are not its own. *wrong* counts elements in which pushing differs from one sync. The method *sockets* moves the bytes of a dense sum through plain sockets by two
 threads, all of them from the beginning of a step on, and adds nothing: on these cores and links, it shows what the
 network stack alone leaves to hide.
 """,
