@@ -60,6 +60,9 @@ ALWAYS_ACCURATE = ("fp16", "bf16", "int8")
 _LEAST_BUDGET, _BUDGET_STEPS = 5.0, 30
 """What planning may cost: seconds, or steps of the quickest plan, whichever takes longer."""
 
+_MEASURING = 0.25
+"""The share of the budget that may be spent on measuring the cluster."""
+
 
 def _is_positive(value: object) -> bool:
     return isinstance(value, (int, float)) and 0 < value < 1e9
@@ -80,6 +83,8 @@ class Tuning:
         budget: the seconds that planning may cost: the measurements, and the time by which the steps of the trials take
             longer than as many steps of the quickest plan. When they are spent, the session follows the quickest plan.
             None stands for the time of 30 steps of that plan, and at least 5 s.
+        share: the part of the training time so far that planning may cost, above 0 and at most 1. When it is spent, the
+            trials pause: the session follows the quickest plan so far until enough time has passed.
         check: number of steps between comparisons of measured and predicted step times.
         factor: the ratio of these times, in either direction, from which the session measures and plans again.
         every: minimum number of steps from one plan to the next.
@@ -101,6 +106,7 @@ class Tuning:
     seconds: float = 4.0
     trial_steps: int = 80
     budget: float | None = None
+    share: float = 0.05
     check: int = 50
     factor: float = 1.5
     every: int = 500
@@ -131,6 +137,8 @@ class Tuning:
                 raise ConfigError(f"tuning: {name}={value!r}; expected a number above {above:g}")
         if self.budget is not None and (isinstance(self.budget, bool) or not _is_positive(self.budget)):
             raise ConfigError(f"tuning: budget={self.budget!r}; expected seconds above 0, or None")
+        if isinstance(self.share, bool) or not _is_positive(self.share) or self.share > 1:
+            raise ConfigError(f"tuning: share={self.share!r}; expected a number above 0, up to 1")
 
     def budget_for(self, step: float) -> float:
         """The seconds that planning may cost if a step of the quickest plan takes ``step`` seconds.
@@ -140,6 +148,15 @@ class Tuning:
             21.0
         """
         return max(_LEAST_BUDGET, _BUDGET_STEPS * step) if self.budget is None else float(self.budget)
+
+    def measuring_for(self, step: float) -> float:
+        """The seconds that measurements may take if a step of the quickest plan takes ``step`` seconds.
+
+        Example:
+            >>> espresso_mpi.Tuning().measuring_for(0.1)
+            1.25
+        """
+        return min(self.seconds, _MEASURING * self.budget_for(step))
 
     @property
     def doubtful(self) -> tuple[str, ...]:

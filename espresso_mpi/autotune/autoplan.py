@@ -24,12 +24,12 @@ from ..compressors import get
 from ..engine.fusion import measured_limit
 from ..engine.payload_buckets import limit_of
 from ..errors import ConfigError, PlanError
-from ..options import Options, Tuning, default_route, dense_strategy
+from ..options import ALWAYS_ACCURATE, Options, Tuning, default_route, dense_strategy
 from ..planner.explain import short
 from ..planner.model.beside import beside
 from ..planner.model.profile import Profile
 from ..planner.model.shared_messages import SharingLimits, shared_seconds
-from ..planner.model.workload import Workload
+from ..planner.model.workload import Workload, WorkloadTensor
 from ..planner.plan import described, plan
 from ..planner.planfile import from_json, to_json
 from ..planner.search.baselines import Case
@@ -43,9 +43,6 @@ _LOG = logging.getLogger("espresso_mpi")
 
 FEWEST = 3
 """Steps that a workload is made of at least."""
-
-_MEASURING = 0.25
-"""The share of the budget that may be spent on measuring the cluster."""
 
 _PATIENCE = 10.0
 """Times the timeout that ranks wait for rank 0 to plan: the planner's kernels may have to be compiled first."""
@@ -77,6 +74,19 @@ def fixed_ways(topology: Topology, options: Options, tuning: Tuning, workload: W
     return [replace(plan, held=held) for plan in plans for held in (False, True)[: 1 + pushed]]
 
 
+def accurate_way(
+    topology: Topology, options: Options, tuning: Tuning, specs: Sequence[TensorSpec], pushed: bool
+) -> Plan | None:  # fmt: skip
+    """The fixed way with the smallest payloads whose compressor no ``accuracy`` leaves out; None if none is allowed."""
+    allowed = tuple(text for text in tuning.compressors if text.partition(":")[0] in ALWAYS_ACCURATE)
+    tensors = tuple(WorkloadTensor(s.name, s.size, 0.0, s.dtype, s.shape) for s in specs if s.dtype and s.size)
+    if not (tensors and allowed):
+        return None
+    where: DeviceKind = "gpu" if any(spec.device == "gpu" for spec in specs) else "cpu"
+    found = fixed_ways(topology, options, replace(tuning, compressors=allowed), Workload(tensors, where), pushed)
+    return found[1 if pushed else 0]
+
+
 def proposed(
     transport: Transport, options: Options, tuning: Tuning, workload: Workload, pushed: bool,
     dropped: tuple[str, ...] = (),
@@ -93,7 +103,7 @@ def proposed(
     start = time.perf_counter()
     sizes = sorted({tensor.size for tensor in workload.tensors} | {sum(tensor.size for tensor in workload.tensors)})
     least = max(tensor.ready for tensor in workload.tensors)  # no step is shorter
-    seconds = min(tuning.seconds, _MEASURING * tuning.budget_for(least))
+    seconds = tuning.measuring_for(least)
     profile = profiled(transport, options, tuning.compressors, sizes, seconds, device=workload.device, pushes=pushed)
     limits = _limits(transport, options, tuning, workload.device)
     profiling = time.perf_counter()

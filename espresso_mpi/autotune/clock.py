@@ -38,12 +38,21 @@ class StepClock:
 
     Args:
         keep: how many of the last steps are remembered.
+
+    Attributes:
+        steps: the last ones. The first of all is not among them: when it began is not known.
+        count: of all steps.
+        specs: the tensors of the last step; pushed: whether any of them was.
+        idle: seconds that the last step waited for its calls.
     """
 
     def __init__(self, keep: int = 16, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self.steps: deque[RecordedStep] = deque(maxlen=keep)
         self.count = 0
+        self.specs: tuple[TensorSpec, ...] = ()
+        self.pushed = False
+        self.idle = 0.0
         self._calls: list[tuple[CallKey, tuple[TensorSpec, ...], float]] = []
         self._names: set[str] = set()
         self._began: float | None = None
@@ -59,12 +68,13 @@ class StepClock:
 
     def end_step(self) -> None:
         """The step that these calls made is over."""
+        self.specs = tuple(spec for _, tensors, _ in self._calls for spec in tensors)
+        self.pushed = any(call[0] == "push" for call, _, _ in self._calls)
         if self._began is not None and self._calls:
-            specs = tuple(spec for _, tensors, _ in self._calls for spec in tensors)
             ready = np.array([at - self._began for _, tensors, at in self._calls for _ in tensors])
-            pushed = any(call[0] == "push" for call, _, _ in self._calls)
-            self.steps.append(RecordedStep(specs, ready, self._waited - self._began - self._own, pushed))
+            self.steps.append(RecordedStep(self.specs, ready, self._waited - self._began - self._own, self.pushed))
         self.count += 1
+        self.idle = self._idle - self._own
         self._began, self._calls, self._idle, self._own = self._waited, [], 0.0, 0.0
         self._names = set()
 

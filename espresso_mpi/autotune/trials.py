@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -32,6 +32,9 @@ _TOLERATED = 0.05
 """A plan without compression is chosen if it is no slower than the best by more than the noise, nor by more than this
 share: where its steps are noisy, little would be lost by compressing."""
 
+_LONGEST_PAUSE = 50
+"""Steps of a pause after which it is seen anew how long steps take."""
+
 _ALIKE = 0.02
 """Plans whose steps are known to this share of the shortest need no further step: little is lost by the wrong one."""
 
@@ -44,12 +47,17 @@ class Spent:
         seconds: of measurements, and of the ``steps`` until then.
         dense: median seconds of the steps that were dense; infinite if none were.
         exposed: of these, what computing cannot hide, however much travels beside it.
+        first: seconds that the first dense step waited for messages, and for all that it prepared, if the steps after
+            it were not dense; else 0.
+        known: seconds of these steps, by the digest of the plan that they followed; the first one prepared it.
     """
 
     seconds: float = 0.0
     steps: int = 0
     dense: float = math.inf
     exposed: float = 0.0
+    first: float = 0.0
+    known: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -93,6 +101,11 @@ class _Tried:
     out: bool = False
     refused: bool = False
 
+    @classmethod
+    def before(cls, plan: Plan, seconds: Sequence[float]) -> _Tried:
+        """A plan that steps before the trials followed, the first of them to prepare it."""
+        return cls(plan, list(seconds[1:]), list(seconds[:1]))
+
     @property
     def preparing(self) -> float:
         """Seconds by which the first steps of turns took longer, at most; it needs one, and a step that counts."""
@@ -129,6 +142,9 @@ class Trials:
     budget is spent, and in the end all of it. Spent is what the measurements took, and by how much all steps took
     longer than as many steps of the quickest plan.
 
+    Planning may cost a share of the time so far. Before a plan would cost more, there is a pause: the next steps follow
+    the quickest plan so far. No step of a pause counts for a plan.
+
     Args:
         fixed: candidates that need no model. All are tried, in this order.
         most: steps after which the trials end.
@@ -137,16 +153,26 @@ class Trials:
         budget: seconds that may be spent, given the seconds of a step of the quickest plan; default: any.
         spent: what was spent before.
         pushed: whether the steps push gradients, so that it makes a difference when pushes start.
+        share: of the time so far that may be spent.
+        measuring: seconds that ``more`` will take, given the seconds of a step of the quickest plan.
+
+    Attributes:
+        current: the plan of the next step; None when the trials have ended.
+        pause: how many steps are to follow it before the next ``step_ended``; 0: one, which is a trial.
     """
 
     def __init__(
         self, fixed: Sequence[Plan], most: int, more: Callable[[], More] = lambda: More(),
         budget: Callable[[float], float] = lambda step: math.inf, spent: Spent | None = None, pushed: bool = False,
+        share: float = 1.0, measuring: Callable[[float], float] = lambda step: 0.0,
     ) -> None:  # fmt: skip
-        self._fixed = [_Tried(plan) for plan in fixed]
+        self._spent = spent or Spent()
+        self._fixed = [_Tried.before(plan, self._spent.known.get(plan.digest, ())) for plan in fixed]
         self._tried, self._more = list(self._fixed), more
         self._most, self._steps, self._pushed = most, 0, pushed
-        self._budget, self._spent, self._seconds = budget, spent or Spent(), 0.0
+        self._budget, self._share, self._measuring = budget, share, measuring
+        self._seconds = self._paused = 0.0
+        self.pause = 0
         self._rounds = self._all_rounds()
         self.current: Plan | None = None
         self._next_plan(None)
@@ -157,9 +183,16 @@ class Trials:
         return self.current is None
 
     def step_ended(self, seconds: float) -> None:
-        """A step by the ``current`` plan took so long on the slowest rank; NaN: it had other tensors."""
+        """A step by the ``current`` plan took so long on the slowest rank; NaN: it had other tensors.
+
+        After a pause: each of its steps did.
+        """
+        alike, paused = not math.isnan(seconds), self.pause
+        if paused and alike:
+            self._paused += paused * seconds
+            self._next_plan(seconds)
+            return
         self._steps += 1
-        alike = not math.isnan(seconds)
         self._seconds += seconds if alike else 0.0
         if alike:
             self._next_plan(seconds)
@@ -209,20 +242,56 @@ class Trials:
 
     def _all_rounds(self) -> Generator[Plan, float, None]:
         """The plan of each step; is sent its seconds."""
+        smallest = True  # of all payloads: it is likely to be quicker than what was watched
         for one in self._fixed:
-            if self._promises(one):
-                yield from self._turn(one)
+            if one.times or not self._promises(one):
+                continue
+            if not smallest:
+                yield from self._pauses(self._expected(one))
+            yield from self._turn(one)
+            smallest = smallest and not one.times
         if self._fixed:
             yield from self._compare(self._finalists(), _MODELLED)
+        if not self._beyond(_MODELLED):
+            yield from self._pauses(self._measuring(self.quickest))
         for one in self._others():
             if self._promises(one):
+                yield from self._pauses(self._expected(one))
                 yield from self._turn(one)
         yield from self._compare(self._finalists(), math.inf)
+
+    def _pauses(self, ahead: float) -> Generator[Plan, float, None]:
+        """Steps by the quickest plan so far, until so many seconds more are within the share that may be spent."""
+        while steps := self._steps_until(ahead):
+            self.pause = steps
+            try:
+                yield self.results()[0].plan
+            except _Refused:  # it was never tried: a dense one, which was watched
+                return
+            finally:
+                self.pause = 0
+
+    def _steps_until(self, ahead: float) -> int:
+        """How many steps of a pause are missing for that."""
+        best, found = self.quickest, self.results()
+        if not found or best <= 0:
+            return 0
+        before = self._spent.seconds + self._seconds + self._paused
+        missing = (self.cost(best) + ahead) / self._share - before
+        return max(0, min(_LONGEST_PAUSE, math.ceil(missing / best)))
+
+    def _expected(self, one: _Tried) -> float:
+        """What a turn of a plan is known to cost. That of one that was never tried may be 0."""
+        if one.times:
+            return (1 + COUNTED) * max(0.0, one.seconds - self.quickest)
+        dense = self._spent.dense if self._spent.dense < math.inf else self._spent.first
+        return 0.0 if compresses(one.plan) else max(0.0, dense - self.quickest)
 
     def _compare(self, going: list[_Tried], share: float) -> Generator[Plan, float, None]:
         """Turns of the finalists until they can be told apart, or until so much of the budget is spent."""
         while len(going) > 1 and not _told_apart(going) and not self._beyond(share):
             for one in going:
+                yield from self._pauses(self._expected(one))
                 yield from self._turn(one)
             limit = _BEHIND * min(one.seconds for one in going)
             going = [one for one in going if one.seconds <= limit and not one.refused]
@@ -251,7 +320,7 @@ class Trials:
         Dense plans are not if the dense steps before the trials were far too long. A plan with one compressor is not if
         the fixed ways with this compressor are far behind.
         """
-        if not compresses(one.plan) and self._spent.exposed > _HOPELESS * min(other.seconds for other in self._tried):
+        if not compresses(one.plan) and self._exposed > _HOPELESS * min(other.seconds for other in self._tried):
             return False
         if any(one is other for other in self._fixed):
             return True
@@ -259,6 +328,16 @@ class Trials:
             return False
         alike = [other.least for other in self._fixed if _methods(other.plan) == _methods(one.plan)]
         return not alike or min(alike) <= _BEHIND * min(other.least for other in self._tried)
+
+    @property
+    def _exposed(self) -> float:
+        """Seconds of a dense step that computing cannot hide, at least."""
+        first = self._spent.first - max(self._preparing(), default=math.inf)
+        return max(self._spent.exposed, first)
+
+    def _preparing(self) -> list[float]:
+        """What the first steps of plans took longer than others, as far as it is known."""
+        return [other.preparing for other in self._tried if other.first and other.times]
 
     def _turn(self, one: _Tried) -> Generator[Plan, float, None]:
         """Steps by a plan, unless it is refused."""
@@ -275,7 +354,7 @@ class Trials:
         best = min(other.least for other in self._tried)
         if self.current is not one.plan:
             first = yield one.plan
-            known = [other.preparing for other in self._tried if other.first and other.times]
+            known = self._preparing()
             if not one.times and known and first - max(known) > _HOPELESS * best:
                 one.times.append(first)
                 return

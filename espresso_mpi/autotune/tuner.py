@@ -71,6 +71,8 @@ class Tuner:
         self._workload: Workload
         self._roomy: set[str] = set()
         self._pushed = False
+        self._waited_first = 0.0
+        self._untimed = 0
         if transport.rank == 0 and tuning.doubtful and tuning.accuracy == "fast":
             _LOG.warning(
                 "plan='auto' with accuracy='fast' chooses by speed, and may use %s: not known to train like fp32 under "
@@ -89,10 +91,14 @@ class Tuner:
         if self.watching:
             self.fidelity.samples.end_step()
         try:
-            if self.trials is not None:
+            if self._untimed > 0:  # within a pause of the trials
+                self._untimed -= 1
+            elif self.trials is not None:
                 trials = self.trials
                 self._together("trial", lambda: self._try_next(clock, trials))
             elif tuned is None:
+                if clock.count == 1:
+                    self._together("watch", lambda: self._compress_if_slow(clock))
                 watched = clock.count - max(1, tuning.skip)
                 if watched == tuning.steps:
                     self._together("plan", lambda: self._plan(clock, watched))
@@ -103,6 +109,22 @@ class Tuner:
         except (ConfigError, PlanError) as error:  # on all ranks alike
             if self._transport.rank == 0:
                 _LOG.warning("%s; training goes on as before", error)
+
+    def _compress_if_slow(self, clock: StepClock) -> None:
+        """Watch steps that are compressed if dense ones would wait long for messages. Collective.
+
+        What is watched are gradients, and when they are ready. Both are the same whatever travels.
+        """
+        from . import autoplan
+
+        tuning, waited = self._tuning, autoplan.slowest(self._transport, clock.idle)
+        to_come = max(1, tuning.skip) - 1 + _FEWEST
+        if waited * to_come < _WATCHED * tuning.budget_for(0.0):
+            return
+        plan = autoplan.accurate_way(self._transport.topology, self._options(), tuning, clock.specs, clock.pushed)
+        if plan is not None:
+            self._waited_first = waited
+            self._adopt(plan)
 
     def _plan_if_long(self, clock: StepClock, watched: int) -> None:
         """Plan at once if the steps take so long that watching more of them would cost much. Collective."""
@@ -116,7 +138,7 @@ class Tuner:
         """Make plans from the last steps, and follow the first that is tried. Collective."""
         from . import autoplan
 
-        start, dense = time.perf_counter(), self._options().plan is None
+        start, first = time.perf_counter(), self.tuned is None or self._options().plan is None
         self.tuned = Tuned(clock.count, None)  # also if it fails: training goes on as it did
         steps = list(clock.steps)[-watched:]
         self._pushed = self._pushed or steps[-1].pushed  # what held gradients were pushed by may be one call
@@ -127,10 +149,10 @@ class Tuner:
         if before is not None and before.digest not in {plan.digest for plan in fixed}:
             fixed.append(before)
         self._tensors, self._noted = frozenset(steps[-1].specs), clock.steps[-1]
-        spent = self._spent_on(list(clock.steps) if dense else [], time.perf_counter() - start)
-        most, budget = tuning.trial_steps, tuning.budget_for
+        spent = self._spent_on(list(clock.steps) if first else [], time.perf_counter() - start)
         self.trials = Trials(
-            fixed, most, lambda: self._modelled(workload, tuning, dropped), budget, spent, self._pushed
+            fixed, tuning.trial_steps, lambda: self._modelled(workload, tuning, dropped), tuning.budget_for, spent,
+            self._pushed, tuning.share, tuning.measuring_for,
         )  # fmt: skip
         self._workload, self._roomy = workload, set()
         self._refuse_without_room(self.trials)
@@ -162,28 +184,30 @@ class Tuner:
         seconds = autoplan.slowest(self._transport, time.perf_counter() - start)
         return More(plans.fixed, plans.others, seconds)
 
-    def _spent_on(self, dense: Sequence[RecordedStep], measuring: float) -> Spent:
-        """What the dense steps and the measurements took on the slowest rank. Collective."""
+    def _spent_on(self, watched: Sequence[RecordedStep], measuring: float) -> Spent:
+        """What the watched steps and the measurements took on the slowest rank. Collective."""
         from . import autoplan
 
-        seconds = [step.seconds for step in dense]
+        plan, seconds = self._options().plan, [step.seconds for step in watched]
         total = autoplan.slowest(self._transport, sum(seconds) + measuring)
-        if not dense:
+        if not watched:
             return Spent(total)
+        if plan is not None:
+            known = {plan.digest: [autoplan.slowest(self._transport, each) for each in seconds]}
+            return Spent(total + self._waited_first, len(seconds) + 1, first=self._waited_first, known=known)
         median = autoplan.slowest(self._transport, float(np.median(seconds)))
-        computing = autoplan.slowest(self._transport, float(np.median([step.ready.max() for step in dense])))
+        computing = autoplan.slowest(self._transport, float(np.median([step.ready.max() for step in watched])))
         return Spent(total, len(seconds), median, median - computing)
 
     def _try_next(self, clock: StepClock, trials: Trials) -> None:
         """Note the time of the step that ended, and follow the plan of the next one. Collective."""
         from . import autoplan
 
-        step, before = clock.steps[-1], trials.current
-        alike = step is not self._noted and frozenset(step.specs) == self._tensors  # one that failed is not recorded
-        self._noted = step
-        trials.step_ended(autoplan.slowest(self._transport, step.seconds if alike else math.nan))
+        before, seconds = trials.current, self._seconds_of(list(clock.steps)[-max(1, trials.pause) :])
+        trials.step_ended(autoplan.slowest(self._transport, seconds))
         self._refuse_without_room(trials)
         if trials.current is not None:
+            self._untimed = max(0, trials.pause - 1)
             if trials.current is not before:
                 self._adopt(trials.current)
             return
@@ -196,6 +220,12 @@ class Tuner:
         if results[0].plan is not before:
             self._adopt(results[0].plan)
         clock.steps.clear()
+
+    def _seconds_of(self, steps: Sequence[RecordedStep]) -> float:
+        """The median of the steps with the tensors of the plans; NaN without any. One that failed is not recorded."""
+        new, self._noted = [step for step in steps if step is not self._noted], steps[-1]
+        alike = [step.seconds for step in new if frozenset(step.specs) == self._tensors]
+        return float(np.median(alike)) if alike else math.nan
 
     def _compare(self, clock: StepClock, tuned: Tuned) -> None:
         """Plan anew if steps take much longer, or shorter, than the plan said. Collective."""

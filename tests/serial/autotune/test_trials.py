@@ -243,3 +243,65 @@ def test_trials_end_after_so_many_steps_and_other_steps_are_none():
     assert len(names) == 7 and len(set(names)) == 1 and not results, "no step had the tensors of the plans"
     names, results = tried(plans, {"a": 0.9, "dense": 1.0}, most=5)
     assert len(names) == 5 and name_of(results[0].plan) == "a", "the last turn is not over, but was begun"
+
+
+def training(trials, lengths, steps):
+    """The name of the plan of each step of a training that follows the trials, and then the best plan."""
+    names = []
+    while len(names) < steps:
+        plan = trials.results()[0].plan if trials.ended else trials.current
+        count = 1 if trials.ended else max(1, trials.pause)
+        names += [name_of(plan)] * count
+        if not trials.ended:
+            trials.step_ended(lengths[names[-1]])
+    return names[:steps]
+
+
+@pytest.mark.parametrize("share", [0.02, 0.05, 0.2])
+@pytest.mark.parametrize("quickest", ["int4", "int8", "fp16", "dense", "x"])
+def test_at_no_time_does_planning_cost_more_than_its_share(share, quickest):
+    lengths = {"int4": 0.10, "int8": 0.13, "fp16": 0.22, "dense": 0.41, "x": 0.12} | {quickest: 0.09}
+    fixed = [candidate(n, DENSE if n == "dense" else FP16, 3.0) for n in ("int4", "int8", "fp16", "dense")]
+    trials = Trials(
+        fixed, 100, lambda: More((), [candidate("x")], seconds=1.25), budget=lambda step: 5.0,
+        spent=Spent(5 * 0.41, 5, 0.41, 0.0), share=share, measuring=lambda step: 1.25,
+    )  # fmt: skip
+    names = training(trials, lengths, 9000)
+    assert names[-1] == quickest and trials.ended
+    elapsed, best, turn = 5 * 0.41 + 3 * lengths["int4"], math.inf, 3 * (0.41 - 0.09)
+    spent = elapsed
+    for number, name in enumerate(names[3:], 3 + 5):
+        best = min(best, *(lengths[n] for n in names[: number - 5]))
+        allowed = max(share * elapsed, 5 * (0.41 - best)) + turn
+        assert spent - number * best <= allowed + 1e-9, (number, name)
+        elapsed, spent = elapsed + lengths[name], spent + lengths[name]
+
+
+def test_a_plan_that_was_followed_before_the_trials_has_no_other_turn():
+    fixed = [candidate("int4"), candidate("int8"), candidate("dense", DENSE)]
+    spent = Spent(9.0, 5, first=4.0, known={fixed[1].digest: [1.9, 1.6, 1.7]})
+    trials = Trials(fixed, 100, budget=lambda step: 20.0, spent=spent, share=0.05)
+    names = training(trials, {"int4": 0.9, "int8": 1.65, "dense": 5.0}, 400)
+    assert names[:3] == ["int4"] * 3 and set(names) == {"int4"}, "the first dense step was too long to try another"
+    assert {name_of(one.plan): one.seconds for one in trials.results()} == {"int4": 0.9, "int8": 1.6}
+
+
+def test_a_first_dense_step_that_preparing_explains_rules_out_none():
+    fixed = [candidate("int4"), candidate("int8"), candidate("dense", DENSE)]
+    spent = Spent(9.0, 5, first=4.0, known={fixed[1].digest: [4.8, 1.6, 1.7]})
+    trials = Trials(fixed, 100, budget=lambda step: 20.0, spent=spent, share=0.5)
+    names = training(trials, {"int4": 0.9, "int8": 1.65, "dense": 0.7}, 400)
+    assert names[-1] == "dense"
+
+
+def test_a_dense_plan_that_cannot_be_followed_ends_a_pause():
+    fixed = [candidate("int4"), candidate("int8"), candidate("dense", DENSE)]
+    trials, names = Trials(fixed, 100, spent=Spent(5.0, 5, 0.5), share=0.01), []
+    while not trials.ended and len(names) < 500:
+        name = name_of(trials.current)
+        if name == "dense":
+            trials.refuse()
+        else:
+            names.append(name)
+            trials.step_ended(1.0)
+    assert trials.ended and set(names) == {"int4", "int8"}
