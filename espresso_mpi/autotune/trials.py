@@ -142,8 +142,8 @@ class Trials:
     budget is spent, and in the end all of it. Spent is what the measurements took, and by how much all steps took
     longer than as many steps of the quickest plan.
 
-    Planning may cost a share of the time so far. Before a plan would cost more, there is a pause: the next steps follow
-    the quickest plan so far. No step of a pause counts for a plan.
+    Trials may cost a share of the time so far, besides what was spent before them. Before a plan would cost more, there
+    is a pause: the next steps follow the quickest plan so far. No step of a pause counts for a plan.
 
     Args:
         fixed: candidates that need no model. All are tried, in this order.
@@ -153,7 +153,7 @@ class Trials:
         budget: seconds that may be spent, given the seconds of a step of the quickest plan; default: any.
         spent: what was spent before.
         pushed: whether the steps push gradients, so that it makes a difference when pushes start.
-        share: of the time so far that may be spent.
+        share: of the time so far that trials may cost.
         measuring: seconds that ``more`` will take, given the seconds of a step of the quickest plan.
 
     Attributes:
@@ -166,7 +166,7 @@ class Trials:
         budget: Callable[[float], float] = lambda step: math.inf, spent: Spent | None = None, pushed: bool = False,
         share: float = 1.0, measuring: Callable[[float], float] = lambda step: 0.0,
     ) -> None:  # fmt: skip
-        self._spent = spent or Spent()
+        self._spent = self._watched = spent or Spent()
         self._fixed = [_Tried.before(plan, self._spent.known.get(plan.digest, ())) for plan in fixed]
         self._tried, self._more = list(self._fixed), more
         self._most, self._steps, self._pushed = most, 0, pushed
@@ -274,10 +274,11 @@ class Trials:
     def _steps_until(self, ahead: float) -> int:
         """How many steps of a pause are missing for that."""
         best, found = self.quickest, self.results()
-        if not found or best <= 0:
+        if not found or best <= 0 or self._share == 1:
             return 0
-        before = self._spent.seconds + self._seconds + self._paused
-        missing = (self.cost(best) + ahead) / self._share - before
+        elapsed = self._spent.seconds + self._seconds + self._paused
+        watching = self._watched.seconds - self._watched.steps * best
+        missing = (self.cost(best) - watching + ahead) / self._share - elapsed
         return max(0, min(_LONGEST_PAUSE, math.ceil(missing / best)))
 
     def _expected(self, one: _Tried) -> float:

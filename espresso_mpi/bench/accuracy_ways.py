@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..cluster import launch
+from ..options import Tuning
 from ..session import Session
 from .accuracy_runs import AVERAGING, AccuracySettings, Run, Way
 from .accuracy_times import StepTime, step_times_of
@@ -84,7 +85,7 @@ class Training:
         self, comm: Any, way: Way, seed: int, phases: Phases, gloo: Any
     ) -> tuple[Method, Callable[[], object]]:  # fmt: skip
         if way.kind in AVERAGING:
-            averaged = Averaged(comm, way.spec, self.replica.model, gloo, POWERSGD_DENSE, seed)
+            averaged = Averaged(comm, way.spec, self.replica.model, gloo, POWERSGD_DENSE, seed, Tuning.share)
             return Averaging(averaged, self.replica), averaged.close
         feedback = FEEDBACK.get(way.kind, "auto")
         session = Session(comm, compressor=way.compressor, seed=seed, feedback=feedback)

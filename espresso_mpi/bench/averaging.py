@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -62,6 +63,7 @@ class Averaged:
         gloo: its process group.
         dense: steps of torch's PowerSGD, at the beginning, that are dense; at least 2.
         seed: of stochastic compressors.
+        share: of the time, which trials of ``push:auto`` may cost; with 1, they end soonest.
 
     Attributes:
         run: computes the loss of inputs and targets; its backward pass leaves gradients, or begins to average them.
@@ -70,7 +72,9 @@ class Averaged:
         settled: returns whether the next steps run as all later ones do.
     """
 
-    def __init__(self, comm: Any, spec: str, model: nn.Module, gloo: Any, dense: int = 2, seed: int = 0) -> None:
+    def __init__(
+        self, comm: Any, spec: str, model: nn.Module, gloo: Any, dense: int = 2, seed: int = 0, share: float = 1.0
+    ) -> None:  # fmt: skip
         self._comm, self._model = comm, model
         self.run: Callable[..., torch.Tensor] = model
         self.wait: Callable[[], object] = lambda: None
@@ -82,16 +86,16 @@ class Averaged:
             self._gloo = _Gloo(comm, method, model, gloo, dense)
             self.run = self._gloo.run
         elif way in ("ddp", "push", "sync", "gradsync", "plain"):
-            self._by_us(way, method, seed)
+            self._by_us(way, method, seed, share)
         elif way != "alone":
             raise ConfigError(f"{spec!r}: expected one of {', '.join(WAYS)}, and a method after a colon")
 
-    def _by_us(self, way: str, method: str, seed: int) -> None:
+    def _by_us(self, way: str, method: str, seed: int, share: float) -> None:
         options: dict[str, Any] = {"compressor": method}
         auto, _, allowed = method.partition("=")
         if auto == "auto":
             tuning = Tuning(tuple(allowed.split("+")), accuracy="fast") if allowed else Tuning()
-            options = {"plan": "auto", "tuning": tuning}
+            options = {"plan": "auto", "tuning": replace(tuning, share=share)}
         self.session = Session(self._comm, seed=seed, **options)
         if way == "plain":
             named = dict(self._model.named_parameters())

@@ -76,9 +76,9 @@ longer if all gradients are pushed just before. Alone, it takes about as long as
 thread does not run meanwhile, as a share of the work: it waits for its core or for the interpreter lock. *by CPU* is
 the processor time of the other threads. With one core per rank, the thread waits for them; if it waits longer, that is
 the interpreter lock. By the rest of *Python slowed*, its thread runs longer for the same work: the network stack
-interrupts it, and the caches are not its own. *wrong* counts elements in which pushing differs from one sync. The method *sockets* moves the bytes of a dense sum through plain sockets by two
-threads, all of them from the beginning of a step on, and adds nothing: on these cores and links, it shows what the
-network stack alone leaves to hide.
+interrupts it, and the caches are not its own. *wrong* counts elements in which pushing differs from one sync. The
+method *sockets* moves the bytes of a dense sum through plain sockets by two threads, all of them from the beginning of
+a step on, and adds nothing: on these cores and links, it shows what the network stack alone leaves to hide.
 """,
     "scaling": """
 The fit is t = α + β · bytes, by least squares of relative errors. *deviation* is their root mean square. α is the cost

@@ -116,7 +116,7 @@ def main(
     }
     rows = []
     for case in cases:
-        tuning = Tuning(tuple(names), seconds=profile_seconds / 5, every=10**9)
+        tuning = Tuning(tuple(names), seconds=profile_seconds / 5, every=10**9, share=1)
         rows += _compared(world, trainers[case.tensors], case, made[case], known, tuning, seconds / len(cases))
     if run.leads:
         _print(rows)

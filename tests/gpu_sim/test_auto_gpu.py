@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.timeout(120)]
 
 SIZES = {"w": 70, "b": 9}
 NEEDED = 3 * 4 * 79 + 4096
-HURRY = Tuning(("fp16",), skip=1, steps=3, seconds=0.2, trial_steps=60, budget=1e6, accuracy="fast")
+HURRY = Tuning(("fp16",), skip=1, steps=3, seconds=0.2, trial_steps=60, budget=1e6, accuracy="fast", share=1)
 
 
 def train(session, caller, rank, step):
