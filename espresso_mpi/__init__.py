@@ -33,7 +33,7 @@ _HOMES = {
     "ROUTES": "types",
     "Strategy": "types",
     "TensorSpec": "types",
-    "Tuning": "options",
+    "Tuning": "tuning",
 }
 _MODULES = ("collectives", "compressors", "errors", "optim", "planner")
 
@@ -55,10 +55,10 @@ if TYPE_CHECKING:
     from .errors import NonFiniteError as NonFiniteError
     from .errors import RankTimeoutError as RankTimeoutError
     from .feedback import Feedback as Feedback
-    from .options import Tuning as Tuning
     from .session import Session as Session
     from .sessions.handles import Handle as Handle
     from .tracing.stats import Stats as Stats
+    from .tuning import Tuning as Tuning
     from .types import ROUTES as ROUTES
     from .types import Plan as Plan
     from .types import Route as Route

@@ -19,7 +19,7 @@ from .engine.diagnostics import CallKey
 from .engine.intake import Flat, checked_arrays, checked_name
 from .errors import ConfigError
 from .feedback import Feedback
-from .options import DEFAULT_SEGMENT, DEFAULT_TIMEOUT, Options, Tuning
+from .options import DEFAULT_SEGMENT, DEFAULT_TIMEOUT, Options
 from .sessions.checkpoints import Checkpoints
 from .sessions.collectives import Collectives
 from .sessions.handles import Handle
@@ -27,6 +27,7 @@ from .sessions.memory import Memory
 from .sessions.missing import with_zeros
 from .sessions.planning import Planning
 from .tracing.stats import Stats
+from .tuning import Tuning
 from .types import Plan, Route
 
 _LOG = logging.getLogger("espresso_mpi")

@@ -24,7 +24,7 @@ from ..compressors import get
 from ..engine.fusion import measured_limit
 from ..engine.payload_buckets import limit_of
 from ..errors import ConfigError, PlanError
-from ..options import ALWAYS_ACCURATE, Options, Tuning, default_route, dense_strategy
+from ..options import Options, default_route, dense_strategy
 from ..planner.explain import short
 from ..planner.model.beside import beside
 from ..planner.model.profile import Profile
@@ -33,6 +33,7 @@ from ..planner.model.workload import Workload, WorkloadTensor
 from ..planner.plan import described, plan
 from ..planner.planfile import from_json, to_json
 from ..planner.search.baselines import Case
+from ..tuning import ALWAYS_ACCURATE, Tuning
 from ..types import DeviceKind, MadeFor, Plan, Route, Strategy, TensorSpec
 from .clock import RecordedStep
 from .measuring_session import opener
@@ -76,15 +77,24 @@ def fixed_ways(topology: Topology, options: Options, tuning: Tuning, workload: W
 
 def accurate_way(
     topology: Topology, options: Options, tuning: Tuning, specs: Sequence[TensorSpec], pushed: bool
-) -> Plan | None:  # fmt: skip
-    """The fixed way with the smallest payloads whose compressor no ``accuracy`` leaves out; None if none is allowed."""
+) -> tuple[Plan, Workload] | None:  # fmt: skip
+    """The fixed way with the smallest payloads whose compressor no ``accuracy`` leaves out, and the tensors.
+
+    Steps with other tensors can follow it, too. None if none is allowed, or if the tensors are not all in one place.
+    """
     allowed = tuple(text for text in tuning.compressors if text.partition(":")[0] in ALWAYS_ACCURATE)
     tensors = tuple(WorkloadTensor(s.name, s.size, 0.0, s.dtype, s.shape) for s in specs if s.dtype and s.size)
-    if not (tensors and allowed):
+    places = {spec.device for spec in specs}
+    if not (tensors and allowed) or len(places) > 1:
         return None
-    where: DeviceKind = "gpu" if any(spec.device == "gpu" for spec in specs) else "cpu"
-    found = fixed_ways(topology, options, replace(tuning, compressors=allowed), Workload(tensors, where), pushed)
-    return found[1 if pushed else 0]
+    workload = Workload(tensors, places.pop())
+    found = fixed_ways(topology, options, replace(tuning, compressors=allowed), workload, pushed)
+    return replace(found[1 if pushed else 0], made_for=None), workload
+
+
+def dense_plan(topology: Topology) -> Plan:
+    """All tensors dense."""
+    return _with_default(Plan(), topology)
 
 
 def proposed(

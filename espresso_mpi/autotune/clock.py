@@ -42,8 +42,9 @@ class StepClock:
     Attributes:
         steps: the last ones. The first of all is not among them: when it began is not known.
         count: of all steps.
+        seconds: of the steps that were recorded, together.
         specs: the tensors of the last step; pushed: whether any of them was.
-        idle: seconds that the last step waited for its calls.
+        wait: seconds from its last call until all of them were waited for.
     """
 
     def __init__(self, keep: int = 16, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -52,7 +53,7 @@ class StepClock:
         self.count = 0
         self.specs: tuple[TensorSpec, ...] = ()
         self.pushed = False
-        self.idle = 0.0
+        self.seconds = self.wait = self._called = 0.0
         self._calls: list[tuple[CallKey, tuple[TensorSpec, ...], float]] = []
         self._names: set[str] = set()
         self._began: float | None = None
@@ -73,8 +74,9 @@ class StepClock:
         if self._began is not None and self._calls:
             ready = np.array([at - self._began for _, tensors, at in self._calls for _ in tensors])
             self.steps.append(RecordedStep(self.specs, ready, self._waited - self._began - self._own, self.pushed))
+            self.seconds += self.steps[-1].seconds
         self.count += 1
-        self.idle = self._idle - self._own
+        self.wait = self._waited - self._called
         self._began, self._calls, self._idle, self._own = self._waited, [], 0.0, 0.0
         self._names = set()
 
@@ -101,7 +103,8 @@ class StepClock:
 
     def called(self, call: CallKey, specs: Sequence[TensorSpec]) -> None:
         """A call came."""
-        self._calls.append((call, tuple(specs), self._clock() - self._idle))
+        self._called = self._clock()
+        self._calls.append((call, tuple(specs), self._called - self._idle))
         self._names.update(spec.name for spec in specs)
 
     def waited(self, since: float, failed: CallKey | None = None) -> None:

@@ -33,7 +33,7 @@ from ..collectives.messages.transport import Transport
 from ..compressors import Compressor, Context
 from ..errors import PlanError
 from ..feedback import Feedback
-from ..options import ALWAYS_ACCURATE, Accuracy, OptimizerRule, Tuning
+from ..tuning import ALWAYS_ACCURATE, Accuracy, OptimizerRule, Tuning
 from ..types import TensorSpec
 
 if TYPE_CHECKING:

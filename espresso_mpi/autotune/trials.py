@@ -32,8 +32,8 @@ _TOLERATED = 0.05
 """A plan without compression is chosen if it is no slower than the best by more than the noise, nor by more than this
 share: where its steps are noisy, little would be lost by compressing."""
 
-_LONGEST_PAUSE = 50
-"""Steps of a pause after which it is seen anew how long steps take."""
+_LONGEST_PAUSE = 16
+"""Steps of a pause after which it is seen anew how long steps take: as many as a session remembers."""
 
 _ALIKE = 0.02
 """Plans whose steps are known to this share of the shortest need no further step: little is lost by the wrong one."""
@@ -47,17 +47,19 @@ class Spent:
         seconds: of measurements, and of the ``steps`` until then.
         dense: median seconds of the steps that were dense; infinite if none were.
         exposed: of these, what computing cannot hide, however much travels beside it.
-        first: seconds that the first dense step waited for messages, and for all that it prepared, if the steps after
-            it were not dense; else 0.
-        known: seconds of these steps, by the digest of the plan that they followed; the first one prepared it.
+        first_wait: seconds that the first dense step waited for messages, and for all that it prepared, if the steps
+            after it were not dense; else 0.
+        known: seconds of steps, by the digest of the plan that they followed; the first one prepared it.
+        elapsed: of the training until then.
     """
 
     seconds: float = 0.0
     steps: int = 0
     dense: float = math.inf
     exposed: float = 0.0
-    first: float = 0.0
+    first_wait: float = 0.0
     known: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    elapsed: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,8 @@ class Trials:
     longer than as many steps of the quickest plan.
 
     Trials may cost a share of the time so far, besides what was spent before them. Before a plan would cost more, there
-    is a pause: the next steps follow the quickest plan so far. No step of a pause counts for a plan.
+    is a pause: the next steps follow the quickest plan so far. No step of a pause counts for a plan. A plan that is
+    somewhat quicker than all before has a second turn after another one of these: the first steps of a run take longer.
 
     Args:
         fixed: candidates that need no model. All are tried, in this order.
@@ -171,7 +174,7 @@ class Trials:
         self._tried, self._more = list(self._fixed), more
         self._most, self._steps, self._pushed = most, 0, pushed
         self._budget, self._share, self._measuring = budget, share, measuring
-        self._seconds = self._paused = 0.0
+        self._seconds = self._in_pauses = 0.0
         self.pause = 0
         self._rounds = self._all_rounds()
         self.current: Plan | None = None
@@ -189,11 +192,10 @@ class Trials:
         """
         alike, paused = not math.isnan(seconds), self.pause
         if paused and alike:
-            self._paused += paused * seconds
-            self._next_plan(seconds)
-            return
-        self._steps += 1
-        self._seconds += seconds if alike else 0.0
+            self._in_pauses += paused * seconds
+        else:
+            self._steps += max(1, paused)
+            self._seconds += seconds if alike else 0.0
         if alike:
             self._next_plan(seconds)
         best = self.quickest
@@ -242,23 +244,30 @@ class Trials:
 
     def _all_rounds(self) -> Generator[Plan, float, None]:
         """The plan of each step; is sent its seconds."""
-        smallest = True  # of all payloads: it is likely to be quicker than what was watched
+        none_tried = True  # the first one has the smallest payloads: it is likely to be quicker than what was watched
         for one in self._fixed:
-            if one.times or not self._promises(one):
-                continue
-            if not smallest:
-                yield from self._pauses(self._expected(one))
-            yield from self._turn(one)
-            smallest = smallest and not one.times
+            if not one.times and self._promises(one):
+                yield from self._tries(one, pausing=not none_tried)
+                none_tried = none_tried and not one.times
         if self._fixed:
             yield from self._compare(self._finalists(), _MODELLED)
         if not self._beyond(_MODELLED):
             yield from self._pauses(self._measuring(self.quickest))
         for one in self._others():
             if self._promises(one):
-                yield from self._pauses(self._expected(one))
-                yield from self._turn(one)
-        yield from self._compare(self._finalists(), math.inf)
+                yield from self._tries(one)
+        yield from self._compare(self._finalists(), 1.0)
+
+    def _tries(self, one: _Tried, pausing: bool = True) -> Generator[Plan, float, None]:
+        """A turn of a new plan. If it is somewhat quicker than the others, it and the best of them have another one."""
+        if pausing:
+            yield from self._pauses(self._expected(one))
+        others = [other for other in self._tried if other.times and not other.refused]
+        yield from self._turn(one)
+        best = min(others, key=lambda other: other.seconds, default=one)
+        if one.seconds < best.seconds <= _HOPELESS * one.seconds:
+            yield from self._turn(best)
+            yield from self._turn(one)
 
     def _pauses(self, ahead: float) -> Generator[Plan, float, None]:
         """Steps by the quickest plan so far, until so many seconds more are within the share that may be spent."""
@@ -266,7 +275,7 @@ class Trials:
             self.pause = steps
             try:
                 yield self.results()[0].plan
-            except _Refused:  # it was never tried: a dense one, which was watched
+            except _Refused:
                 return
             finally:
                 self.pause = 0
@@ -276,16 +285,17 @@ class Trials:
         best, found = self.quickest, self.results()
         if not found or best <= 0 or self._share == 1:
             return 0
-        elapsed = self._spent.seconds + self._seconds + self._paused
-        watching = self._watched.seconds - self._watched.steps * best
-        missing = (self.cost(best) - watching + ahead) / self._share - elapsed
+        spent = self.cost(best) - (self._watched.seconds - self._watched.steps * best)
+        measured = self._spent.seconds - self._watched.seconds
+        elapsed = self._watched.elapsed + measured + self._seconds + self._in_pauses
+        missing = (spent + ahead) / self._share - elapsed
         return max(0, min(_LONGEST_PAUSE, math.ceil(missing / best)))
 
     def _expected(self, one: _Tried) -> float:
         """What a turn of a plan is known to cost. That of one that was never tried may be 0."""
         if one.times:
             return (1 + COUNTED) * max(0.0, one.seconds - self.quickest)
-        dense = self._spent.dense if self._spent.dense < math.inf else self._spent.first
+        dense = self._spent.dense if self._spent.dense < math.inf else self._spent.first_wait
         return 0.0 if compresses(one.plan) else max(0.0, dense - self.quickest)
 
     def _compare(self, going: list[_Tried], share: float) -> Generator[Plan, float, None]:
@@ -318,10 +328,16 @@ class Trials:
     def _promises(self, one: _Tried) -> bool:
         """Whether a plan is worth a turn.
 
-        Dense plans are not if the dense steps before the trials were far too long. A plan with one compressor is not if
-        the fixed ways with this compressor are far behind.
+        Dense plans are not if the dense steps before the trials were far too long. A plan is not if it is far too long
+        with pushes at another time. A plan with one compressor is not if the fixed ways with this compressor are far
+        behind.
         """
-        if not compresses(one.plan) and self._exposed > _HOPELESS * min(other.seconds for other in self._tried):
+        best = min(other.seconds for other in self._tried)
+        if not compresses(one.plan) and self._spent.exposed > _HOPELESS * best:
+            return False
+        if any(
+            other.times and other.seconds > _HOPELESS * best for other in self._tried if _twins(one.plan, other.plan)
+        ):
             return False
         if any(one is other for other in self._fixed):
             return True
@@ -329,16 +345,6 @@ class Trials:
             return False
         alike = [other.least for other in self._fixed if _methods(other.plan) == _methods(one.plan)]
         return not alike or min(alike) <= _BEHIND * min(other.least for other in self._tried)
-
-    @property
-    def _exposed(self) -> float:
-        """Seconds of a dense step that computing cannot hide, at least."""
-        first = self._spent.first - max(self._preparing(), default=math.inf)
-        return max(self._spent.exposed, first)
-
-    def _preparing(self) -> list[float]:
-        """What the first steps of plans took longer than others, as far as it is known."""
-        return [other.preparing for other in self._tried if other.first and other.times]
 
     def _turn(self, one: _Tried) -> Generator[Plan, float, None]:
         """Steps by a plan, unless it is refused."""
@@ -355,7 +361,7 @@ class Trials:
         best = min(other.least for other in self._tried)
         if self.current is not one.plan:
             first = yield one.plan
-            known = self._preparing()
+            known = [other.preparing for other in self._tried if other.first and other.times]
             if not one.times and known and first - max(known) > _HOPELESS * best:
                 one.times.append(first)
                 return
@@ -404,6 +410,11 @@ def _hopeful(plans: Sequence[Plan], fixed: Sequence[Plan]) -> list[Plan]:
     plain = next((plan for plan in order if not compresses(plan)), None)
     limit = _HOPELESS * min(map(_predicted, (*plans, *fixed)), default=math.inf)
     return [plan for plan in order if plan is plain or _predicted(plan) <= limit]
+
+
+def _twins(one: Plan, other: Plan) -> bool:
+    """Whether two plans differ only in when pushes begin to travel."""
+    return one.held != other.held and replace(one, held=other.held).digest == other.digest
 
 
 def _predicted(plan: Plan) -> float:

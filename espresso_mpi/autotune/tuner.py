@@ -5,18 +5,21 @@ It watches steps, makes plans, tries them on the next steps, and goes on by the 
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..collectives.messages.agreement import floats
 from ..collectives.messages.transport import Transport
 from ..errors import ConfigError, PlanError
-from ..options import Options, Tuning
+from ..options import Options
+from ..tuning import Tuning
 from ..types import Plan, TensorSpec
 from . import room
 from .clock import RecordedStep, StepClock
@@ -71,8 +74,8 @@ class Tuner:
         self._workload: Workload
         self._roomy: set[str] = set()
         self._pushed = False
-        self._waited_first = 0.0
-        self._untimed = 0
+        self._first_wait = 0.0
+        self._pause_left = 0
         if transport.rank == 0 and tuning.doubtful and tuning.accuracy == "fast":
             _LOG.warning(
                 "plan='auto' with accuracy='fast' chooses by speed, and may use %s: not known to train like fp32 under "
@@ -91,8 +94,8 @@ class Tuner:
         if self.watching:
             self.fidelity.samples.end_step()
         try:
-            if self._untimed > 0:  # within a pause of the trials
-                self._untimed -= 1
+            if self._pause_left > 0:
+                self._pause_left -= 1
             elif self.trials is not None:
                 trials = self.trials
                 self._together("trial", lambda: self._try_next(clock, trials))
@@ -113,18 +116,23 @@ class Tuner:
     def _compress_if_slow(self, clock: StepClock) -> None:
         """Watch steps that are compressed if dense ones would wait long for messages. Collective.
 
-        What is watched are gradients, and when they are ready. Both are the same whatever travels.
+        What is watched are gradients, and when they are ready. Both are the same whatever travels. The rank that came
+        last waited for messages alone.
         """
         from . import autoplan
 
-        tuning, waited = self._tuning, autoplan.slowest(self._transport, clock.idle)
+        transport, tuning = self._transport, self._tuning
+        waited = float(floats(transport, clock.wait).min())
         to_come = max(1, tuning.skip) - 1 + _FEWEST
         if waited * to_come < _WATCHED * tuning.budget_for(0.0):
             return
-        plan = autoplan.accurate_way(self._transport.topology, self._options(), tuning, clock.specs, clock.pushed)
-        if plan is not None:
-            self._waited_first = waited
-            self._adopt(plan)
+        found = autoplan.accurate_way(transport.topology, self._options(), tuning, clock.specs, clock.pushed)
+        if found is None:
+            return
+        plan, workload = found
+        room.require_room(transport, room.needed(plan, workload), "compressed steps that are watched")
+        self._first_wait, self._pushed = waited, clock.pushed
+        self._adopt(plan)
 
     def _plan_if_long(self, clock: StepClock, watched: int) -> None:
         """Plan at once if the steps take so long that watching more of them would cost much. Collective."""
@@ -138,29 +146,32 @@ class Tuner:
         """Make plans from the last steps, and follow the first that is tried. Collective."""
         from . import autoplan
 
-        start, first = time.perf_counter(), self.tuned is None or self._options().plan is None
+        start, before = time.perf_counter(), self._options().plan
+        anew = self.tuned is not None and before is not None
         self.tuned = Tuned(clock.count, None)  # also if it fails: training goes on as it did
         steps = list(clock.steps)[-watched:]
         self._pushed = self._pushed or steps[-1].pushed  # what held gradients were pushed by may be one call
-        workload = autoplan.recorded(self._transport, steps, "recorded by the session")
+        try:
+            workload = autoplan.recorded(self._transport, steps, "recorded by the session")
+        except PlanError:  # on all ranks alike
+            if before is not None and not anew:
+                self._adopt(autoplan.dense_plan(self._transport.topology))
+            raise
         workload, tuning, dropped = self.fidelity.without_harm(self._transport, workload, self._tuning)
         fixed = autoplan.fixed_ways(self._transport.topology, self._options(), tuning, workload, self._pushed)
-        before = self._options().plan
         if before is not None and before.digest not in {plan.digest for plan in fixed}:
             fixed.append(before)
         self._tensors, self._noted = frozenset(steps[-1].specs), clock.steps[-1]
-        spent = self._spent_on(list(clock.steps) if first else [], time.perf_counter() - start)
+        spent = self._spent_on(clock, steps if anew else clock.steps, anew, time.perf_counter() - start)
         self.trials = Trials(
             fixed, tuning.trial_steps, lambda: self._modelled(workload, tuning, dropped), tuning.budget_for, spent,
             self._pushed, tuning.share, tuning.measuring_for,
         )  # fmt: skip
-        self._workload, self._roomy = workload, set()
-        self._refuse_without_room(self.trials)
-        if self.trials.current is not None:
-            self._adopt(self.trials.current)
+        self._workload, self._roomy = workload, set() if before is None else {before.digest}
+        self._follow(self.trials)
 
-    def _refuse_without_room(self, trials: Trials) -> None:
-        """Go on to the next plan for which all GPUs have memory. Collective."""
+    def _follow(self, trials: Trials) -> None:
+        """Go on by the next plan for which all GPUs have memory. Collective."""
         while trials.current is not None and trials.current.digest not in self._roomy:
             try:
                 room.require_room(self._transport, room.needed(trials.current, self._workload), "a plan's trial")
@@ -169,6 +180,10 @@ class Tuner:
                 if self._transport.rank == 0:
                     _LOG.warning("%s; this plan is not tried", error)
                 trials.refuse()
+        if trials.current is not None:
+            self._pause_left = max(0, trials.pause - 1)
+            if trials.current is not self._options().plan:
+                self._adopt(trials.current)
 
     def _modelled(self, workload: Workload, tuning: Tuning, dropped: tuple[str, ...]) -> More:
         """Measure the cluster, and make plans by the model; none where it fails. Collective."""
@@ -184,20 +199,27 @@ class Tuner:
         seconds = autoplan.slowest(self._transport, time.perf_counter() - start)
         return More(plans.fixed, plans.others, seconds)
 
-    def _spent_on(self, watched: Sequence[RecordedStep], measuring: float) -> Spent:
-        """What the watched steps and the measurements took on the slowest rank. Collective."""
-        from . import autoplan
+    def _spent_on(
+        self, clock: StepClock, watched: Iterable[RecordedStep], anew: bool, measuring: float
+    ) -> Spent:  # fmt: skip
+        """What the watched steps and the measurements took on the slowest rank. Collective.
 
-        plan, seconds = self._options().plan, [step.seconds for step in watched]
-        total = autoplan.slowest(self._transport, sum(seconds) + measuring)
-        if not watched:
-            return Spent(total)
+        Where steps followed a plan before it was planned anew, they cost nothing.
+        """
+        steps, plan = [step for step in watched if frozenset(step.specs) == self._tensors], self._options().plan
+        mine = [step.seconds for step in steps]
+        seconds = floats(self._transport, *mine, clock.seconds, measuring).max(axis=0)
+        *each, before, measuring = map(float, seconds)
+        elapsed = before + measuring + self._first_wait
         if plan is not None:
-            known = {plan.digest: [autoplan.slowest(self._transport, each) for each in seconds]}
-            return Spent(total + self._waited_first, len(seconds) + 1, first=self._waited_first, known=known)
-        median = autoplan.slowest(self._transport, float(np.median(seconds)))
-        computing = autoplan.slowest(self._transport, float(np.median([step.ready.max() for step in watched])))
-        return Spent(total, len(seconds), median, median - computing)
+            known = {plan.digest: each}
+            if anew:
+                return Spent(measuring, known=known, elapsed=elapsed)
+            total = sum(each) + measuring + self._first_wait
+            return Spent(total, len(each), first_wait=self._first_wait, known=known, elapsed=elapsed)
+        computing = floats(self._transport, *(step.ready.max() for step in steps)).max(axis=0)
+        exposed = float(np.median(each) - np.median(computing))
+        return Spent(sum(each) + measuring, len(each), float(np.median(each)), exposed, elapsed=elapsed)
 
     def _try_next(self, clock: StepClock, trials: Trials) -> None:
         """Note the time of the step that ended, and follow the plan of the next one. Collective."""
@@ -205,11 +227,8 @@ class Tuner:
 
         before, seconds = trials.current, self._seconds_of(list(clock.steps)[-max(1, trials.pause) :])
         trials.step_ended(autoplan.slowest(self._transport, seconds))
-        self._refuse_without_room(trials)
+        self._follow(trials)
         if trials.current is not None:
-            self._untimed = max(0, trials.pause - 1)
-            if trials.current is not before:
-                self._adopt(trials.current)
             return
         self.trials, results = None, trials.results()
         if not results:
@@ -223,7 +242,8 @@ class Tuner:
 
     def _seconds_of(self, steps: Sequence[RecordedStep]) -> float:
         """The median of the steps with the tensors of the plans; NaN without any. One that failed is not recorded."""
-        new, self._noted = [step for step in steps if step is not self._noted], steps[-1]
+        noted, self._noted = self._noted, steps[-1]
+        new = itertools.takewhile(lambda step: step is not noted, reversed(steps))
         alike = [step.seconds for step in new if frozenset(step.specs) == self._tensors]
         return float(np.median(alike)) if alike else math.nan
 

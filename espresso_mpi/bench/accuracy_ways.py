@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from ..cluster import launch
-from ..options import Tuning
 from ..session import Session
+from ..tuning import Tuning
 from .accuracy_runs import AVERAGING, AccuracySettings, Run, Way
 from .accuracy_times import StepTime, step_times_of
 from .averaging import Averaged

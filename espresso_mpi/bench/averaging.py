@@ -19,8 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 import espresso_mpi.torch as adapter
 
 from ..errors import ConfigError
-from ..options import Tuning
 from ..session import Session
+from ..tuning import Tuning
 from .harness.replicas import node_of
 
 WAYS = ("alone", "gloo", "ddp", "push", "sync", "gradsync", "plain")

@@ -20,7 +20,7 @@ from espresso_mpi.errors import ConfigError
 
 from ..autotune.fidelity import BUDGETS, WINDOW, Passage, expected_error, spoiled
 from ..feedback import AUTO
-from ..options import ALWAYS_ACCURATE, Accuracy, OptimizerRule
+from ..tuning import ALWAYS_ACCURATE, Accuracy, OptimizerRule
 from . import text
 from .datasets import Characters
 from .defaults import Fidelity as Defaults

@@ -24,7 +24,6 @@ from ..collectives.messages.agreement import on_rank_0
 from ..compressors import read_specs
 from ..errors import ConfigError
 from ..files.output import progress
-from ..options import Tuning
 from ..planner.model.beside import beside
 from ..planner.model.problem import evaluated
 from ..planner.model.profile import Profile
@@ -35,6 +34,7 @@ from ..planner.plan import plan as planned
 from ..planner.planfile import from_json, to_json
 from ..planner.search.baselines import baseline, usable
 from ..session import Session
+from ..tuning import Tuning
 from ..types import Plan
 from . import text, validate_tables
 from .deep import DeepModel, DeepShape

@@ -17,8 +17,9 @@ from ..engine.batches import strategy_of
 from ..engine.diagnostics import CallKey
 from ..engine.plan_change import agree_on_plan, averaged_pending, resharded_for_plan
 from ..errors import ConfigError
-from ..options import OptimizerRule, Options
+from ..options import Options
 from ..tracing.trace_file import refuse_unwritable
+from ..tuning import OptimizerRule
 from ..types import Plan, Strategy, TensorSpec
 from .base import SessionBase
 
@@ -47,9 +48,10 @@ class Planning(SessionBase):
 
     @property
     def plan(self) -> Plan | None:
-        """The current plan. None without a plan, and while ``plan="auto"`` watches the first steps.
+        """The current plan. None without a plan, and while ``plan="auto"`` watches the first steps (``watching``).
 
-        While the session tries plans (``planning``), it is the plan of the current trial.
+        On slow networks, the steps that are watched follow a plan, too. While the session tries plans (``planning``),
+        it is the plan of the current trial, or the quickest so far.
 
         Example:
             >>> plan = espresso_mpi.Plan(default=espresso_mpi.Strategy("int8", "flat-allgather"))
@@ -79,7 +81,18 @@ class Planning(SessionBase):
             ...     session.planning
             True
         """
-        return self._tuner is not None and (self._tuner.trials is not None or self._tuner.watching)
+        return self.watching or (self._tuner is not None and self._tuner.trials is not None)
+
+    @property
+    def watching(self) -> bool:
+        """Whether ``plan="auto"`` watches steps: it notes when each gradient is pushed, and pushes travel later.
+
+        Example:
+            >>> with espresso_mpi.Session(compressor="int8") as session:
+            ...     session.watching
+            False
+        """
+        return self._tuner is not None and self._tuner.watching
 
     @property
     def expected_seconds(self) -> float | None:

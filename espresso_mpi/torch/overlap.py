@@ -62,7 +62,8 @@ class Groups:
 def singly(session: Session) -> bool:
     """Whether each gradient is pushed by a call of its own: a schedule has a time for each, and a plan is made from the
     time of each."""
-    return session.planned and (session.plan is None or session.plan.schedule is not None)
+    plan = None if session.watching else session.plan
+    return session.planned and (plan is None or plan.schedule is not None)
 
 
 class Overlap:
@@ -102,7 +103,8 @@ class Overlap:
         if not self._session.planned:
             return
         plan, self._seconds = self._session.plan, None
-        self.now = self._told is not False and not (plan is not None and plan.held)
+        held = plan is not None and plan.held and not self._session.watching
+        self.now = self._told is not False and not held
         self.singly = singly(self._session)
 
     def step_ended(self) -> None:

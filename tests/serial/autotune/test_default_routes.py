@@ -9,10 +9,11 @@ from planner_cases import random_profile, random_workload
 from espresso_mpi import Plan, compressors
 from espresso_mpi.autotune import autoplan
 from espresso_mpi.collectives.data.layout import Topology
-from espresso_mpi.options import Options, Tuning
+from espresso_mpi.options import Options
 from espresso_mpi.planner.model.problem import evaluated
 from espresso_mpi.planner.model.shared_messages import SharingLimits
 from espresso_mpi.planner.model.tree import named_routes
+from espresso_mpi.tuning import Tuning
 from espresso_mpi.types import ROUTES, Route, Strategy, TensorSpec
 
 SPEC = TensorSpec("x", (1 << 18,), "float32")

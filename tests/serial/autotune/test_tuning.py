@@ -7,7 +7,7 @@ import pytest
 
 from espresso_mpi.autotune.clock import StepClock
 from espresso_mpi.errors import ConfigError
-from espresso_mpi.options import Tuning
+from espresso_mpi.tuning import Tuning
 from espresso_mpi.types import TensorSpec
 
 A, B = TensorSpec("a", (4,), "float32"), TensorSpec("b", (8,), "float32")
