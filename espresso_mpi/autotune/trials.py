@@ -93,6 +93,7 @@ class Trial:
 class _Tried:
     """A plan with the times of its steps that count, and of the ``first`` steps of turns, which do not.
 
+    ``given``: how many of its steps that count came before the trials, after one that did not.
     ``out``: it was behind when the finalists were chosen. They have more steps; the least of its few says little.
     ``refused``: it cannot be followed.
     """
@@ -100,13 +101,23 @@ class _Tried:
     plan: Plan
     times: list[float] = field(default_factory=list)
     first: list[float] = field(default_factory=list)
+    given: int = 0
     out: bool = False
     refused: bool = False
 
     @classmethod
     def before(cls, plan: Plan, seconds: Sequence[float]) -> _Tried:
         """A plan that steps before the trials followed, the first of them to prepare it."""
-        return cls(plan, list(seconds[1:]), list(seconds[:1]))
+        return cls(plan, list(seconds[1:]), list(seconds[:1]), len(seconds[1:]))
+
+    def cost(self, step: float) -> float:
+        """Seconds that its steps in the trials have cost beyond others that take ``step`` seconds.
+
+        One that other work made longer is taken for one like the least of them: it would have met another plan.
+        """
+        each = max(0.0, min(self.times, default=step) - step)
+        first = self.first[min(1, self.given) :]
+        return each * (len(self.times) - self.given) + sum(max(0.0, seconds - step) for seconds in first)
 
     @property
     def preparing(self) -> float:
@@ -285,8 +296,8 @@ class Trials:
         best, found = self.quickest, self.results()
         if not found or best <= 0 or self._share == 1:
             return 0
-        spent = self.cost(best) - (self._watched.seconds - self._watched.steps * best)
         measured = self._spent.seconds - self._watched.seconds
+        spent = measured + sum(one.cost(best) for one in self._tried)
         elapsed = self._watched.elapsed + measured + self._seconds + self._in_pauses
         missing = (spent + ahead) / self._share - elapsed
         return max(0, min(_LONGEST_PAUSE, math.ceil(missing / best)))
