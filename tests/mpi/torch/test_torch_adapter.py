@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from espresso_mpi import Plan, Session, Strategy
+from espresso_mpi import Plan, Session, Strategy, Tuning
 from espresso_mpi.engine.engine import Engine
 from espresso_mpi.errors import ConfigError, EspressoError, GradientError, MismatchError, RankTimeoutError, RemoteError
 
@@ -187,6 +187,22 @@ def test_plans_change_when_gradients_travel_and_no_bit(world, open_session):
         assert sync.overlaps is not plan.held
         for a, b in zip(*(model.parameters() for model in models)):
             assert torch.equal(a.grad, b.grad)
+
+
+def test_compressed_steps_are_watched_as_dense_ones_are(world, open_session):
+    """A plan that holds pushes sends all gradients by one call, but while steps are watched the time of each counts."""
+    if world.size == 1:
+        pytest.skip("alone there is nothing to plan")
+    model, tuning = network(), Tuning(("int8",), skip=1, steps=4, budget=60.0)
+    sync = adapter.GradientSync(model, open_session(plan="auto", tuning=tuning))
+    session = sync.session
+    for step in range(5):
+        model(torch.full((4, 40), 1.0 + world.rank)).sum().backward()
+        sync.wait()
+        session._clock._called -= 10.0 * (step == 0)  # as if the first step had waited for a slow network
+    assert session.watching and session.plan.held and sync.overlaps
+    assert all(one.pushed and len(set(one.ready)) == len(one.specs) for one in session._clock.steps)
+    sync.close()
 
 
 def test_a_loop_with_accumulation_and_uneven_use(world):
