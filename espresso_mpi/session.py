@@ -42,8 +42,8 @@ class Session(Planning, Checkpoints, Collectives, Memory):
         route: name or spec of a Route. By default, the session chooses it from the nodes and the compressor
             (docs/routes.md).
         plan: a Plan with a strategy for every tensor, or the path of a plan file, instead of compressor and route. With
-            ``"auto"``, the session times the first steps, which are dense, measures the cluster for a few seconds, and
-            makes a plan for the other steps. See docs/auto.md.
+            ``"auto"``, the session times the first steps, tries strategies on the next ones, measures the cluster for
+            a few seconds, and follows the quickest plan. See docs/auto.md.
         compressors: specs of the compressors that ``plan="auto"`` may use. Default: those of ``Tuning``.
         accuracy: how much a compressor may change the moments of the optimizer with ``plan="auto"``: ``"safe"``,
             ``"balanced"`` or ``"fast"``. The gradients of the first steps decide. Default: that of ``Tuning``,

@@ -42,8 +42,8 @@ class Tuning:
         compressors: specs of the compressors that a plan may use, with error feedback. The default compressors train
             like uncompressed gradients under AdamW, see ``LIKE_FP32``; name others explicitly.
         skip: number of first steps that are not timed, because they compile and allocate.
-        steps: number of dense steps that are timed before the session makes a plan. It is 3 if these take a quarter of
-            ``budget``, which is 1.25 s by default.
+        steps: number of steps that are timed before the session makes a plan. It is 3 if these take a quarter of
+            ``budget``, which is 1.25 s by default. They are dense, or travel by ``int8`` on slow networks.
         seconds: approximate maximum time of the measurements. They take at most a quarter of the budget.
         trial_steps: maximum number of training steps in which plans are tried.
         budget: the seconds that planning may cost: the measurements, and the time by which the steps of the trials take

@@ -97,7 +97,7 @@ class Overlap:
         tensor has its time.
 
         All gradients of a held step travel by one call: that costs less than a push of each. While steps are watched
-        for a plan, each gradient is pushed, because its time counts.
+        for a plan, each gradient is pushed, because its time counts, whatever plan they follow.
         """
         self._began = time.perf_counter()
         if not self._session.planned:
