@@ -75,10 +75,23 @@ def fixed_ways(topology: Topology, options: Options, tuning: Tuning, workload: W
     return [replace(plan, held=held) for plan in plans for held in (False, True)[: 1 + pushed]]
 
 
+@dataclass(frozen=True)
+class AccurateWay:
+    """A plan by which steps can travel before anything is known of their gradients.
+
+    Attributes:
+        shrinks: the bytes of the tensors over those of their payloads.
+    """
+
+    plan: Plan
+    workload: Workload
+    shrinks: float
+
+
 def accurate_way(
     topology: Topology, options: Options, tuning: Tuning, specs: Sequence[TensorSpec], pushed: bool
-) -> tuple[Plan, Workload] | None:  # fmt: skip
-    """The fixed way with the smallest payloads whose compressor no ``accuracy`` leaves out, and the tensors.
+) -> AccurateWay | None:  # fmt: skip
+    """The fixed way with the smallest payloads whose compressor no ``accuracy`` leaves out.
 
     Steps with other tensors can follow it, too. None if none is allowed, or if the tensors are not all in one place.
     """
@@ -89,7 +102,8 @@ def accurate_way(
         return None
     workload = Workload(tensors, places.pop())
     found = fixed_ways(topology, options, replace(tuning, compressors=allowed), workload, pushed)
-    return replace(found[1 if pushed else 0], made_for=None), workload
+    shrinks = workload.nbytes / min(_payload_bytes(spec, workload) for spec in allowed)
+    return AccurateWay(replace(found[1 if pushed else 0], made_for=None), workload, shrinks)
 
 
 def dense_plan(topology: Topology) -> Plan:

@@ -47,8 +47,7 @@ class Spent:
         seconds: of measurements, and of the ``steps`` until then.
         dense: median seconds of the steps that were dense; infinite if none were.
         exposed: of these, what computing cannot hide, however much travels beside it.
-        first_wait: seconds that the first dense step waited for messages, and for all that it prepared, if the steps
-            after it were not dense; else 0.
+        dense_wait: seconds that a dense step may wait for messages, if only the first one was dense; else 0.
         known: seconds of steps, by the digest of the plan that they followed; the first one prepared it.
         elapsed: of the training until then.
     """
@@ -57,7 +56,7 @@ class Spent:
     steps: int = 0
     dense: float = math.inf
     exposed: float = 0.0
-    first_wait: float = 0.0
+    dense_wait: float = 0.0
     known: Mapping[str, Sequence[float]] = field(default_factory=dict)
     elapsed: float = 0.0
 
@@ -306,7 +305,7 @@ class Trials:
         """What a turn of a plan is known to cost. That of one that was never tried may be 0."""
         if one.times:
             return (1 + COUNTED) * max(0.0, one.seconds - self.quickest)
-        dense = self._spent.dense if self._spent.dense < math.inf else self._spent.first_wait
+        dense = self._spent.dense if self._spent.dense < math.inf else self._spent.dense_wait
         return 0.0 if compresses(one.plan) else max(0.0, dense - self.quickest)
 
     def _compare(self, going: list[_Tried], share: float) -> Generator[Plan, float, None]:

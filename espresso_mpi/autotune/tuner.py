@@ -38,6 +38,9 @@ _FEWEST = 3
 _WATCHED = 0.25
 """The share of the least budget after which no further steps are watched."""
 
+_WAITED = 0.05
+"""The share of the least budget that dense steps may wait for messages while they are watched."""
+
 
 @dataclass(frozen=True)
 class Tuned:
@@ -74,7 +77,7 @@ class Tuner:
         self._workload: Workload
         self._roomy: set[str] = set()
         self._pushed = False
-        self._first_wait = 0.0
+        self._first_wait, self._shrinks = 0.0, 1.0
         self._pause_left = 0
         if transport.rank == 0 and tuning.doubtful and tuning.accuracy == "fast":
             _LOG.warning(
@@ -123,16 +126,15 @@ class Tuner:
 
         transport, tuning = self._transport, self._tuning
         waited = float(floats(transport, clock.wait).min())
-        to_come = max(1, tuning.skip) - 1 + _FEWEST
-        if waited * to_come < _WATCHED * tuning.budget_for(0.0):
+        to_come = max(1, tuning.skip) - 1 + tuning.steps
+        if waited * to_come < _WAITED * tuning.budget_for(0.0):
             return
-        found = autoplan.accurate_way(transport.topology, self._options(), tuning, clock.specs, clock.pushed)
-        if found is None:
+        way = autoplan.accurate_way(transport.topology, self._options(), tuning, clock.specs, clock.pushed)
+        if way is None:
             return
-        plan, workload = found
-        room.require_room(transport, room.needed(plan, workload), "compressed steps that are watched")
-        self._first_wait, self._pushed = waited, clock.pushed
-        self._adopt(plan)
+        room.require_room(transport, room.needed(way.plan, way.workload), "compressed steps that are watched")
+        self._first_wait, self._shrinks, self._pushed = waited, way.shrinks, clock.pushed
+        self._adopt(way.plan)
 
     def _plan_if_long(self, clock: StepClock, watched: int) -> None:
         """Plan at once if the steps take so long that watching more of them would cost much. Collective."""
@@ -211,15 +213,15 @@ class Tuner:
         seconds = floats(self._transport, *mine, clock.seconds, measuring).max(axis=0)
         *each, before, measuring = map(float, seconds)
         elapsed = before + measuring + self._first_wait
-        if plan is not None:
-            known = {plan.digest: each}
-            if anew:
-                return Spent(measuring, known=known, elapsed=elapsed)
-            total = sum(each) + measuring + self._first_wait
-            return Spent(total, len(each), first_wait=self._first_wait, known=known, elapsed=elapsed)
+        if anew and plan is not None:
+            return Spent(measuring, known={plan.digest: each}, elapsed=elapsed)
         computing = floats(self._transport, *(step.ready.max() for step in steps)).max(axis=0)
         exposed = float(np.median(each) - np.median(computing))
-        return Spent(sum(each) + measuring, len(each), float(np.median(each)), exposed, elapsed=elapsed)
+        total = sum(each) + measuring + self._first_wait
+        if plan is None:
+            return Spent(total, len(each), float(np.median(each)), exposed, elapsed=elapsed)
+        dense = min(self._first_wait, self._shrinks * exposed)  # the first step may have prepared much
+        return Spent(total, len(each), dense_wait=dense, known={plan.digest: each}, elapsed=elapsed)
 
     def _try_next(self, clock: StepClock, trials: Trials) -> None:
         """Note the time of the step that ended, and follow the plan of the next one. Collective."""

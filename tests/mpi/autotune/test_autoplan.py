@@ -188,11 +188,11 @@ def test_steps_that_change_after_the_first_are_no_error_on_a_slow_network(world,
 def test_a_rank_that_comes_late_is_no_slow_network(world, open_session):
     if SIZE == 1:
         pytest.skip("alone nobody is late")
-    session = open_session(plan="auto", tuning=Tuning(("int8",), skip=1, budget=4.0))
-    for step in range(2):
-        if step == 0 and world.rank == 0:
-            time.sleep(1.0)
-        session.sync(gradients(world.rank, step))
+    session = open_session(plan="auto", tuning=Tuning(("int8",), skip=1, steps=3, budget=400.0))
+    session.sync(gradients(world.rank, 0))
+    if world.rank:
+        session._clock._called -= 60.0  # rank 0 was a minute late
+    session.sync(gradients(world.rank, 1))
     assert session.plan is None
 
 
@@ -288,7 +288,7 @@ def test_steps_that_differ_cannot_be_planned_for_and_training_goes_on(world, ope
             grads = {"w": np.full(size, world.rank, np.float32)}
             session.sync(grads)
             assert np.allclose(grads["w"], (SIZE - 1) / 2)
-    assert session.plan is None
+    assert not (session.plan or Plan()).strategies
     if world.rank == 0:
         assert any("other tensors" in record.message for record in caplog.records)
 

@@ -285,7 +285,7 @@ def test_trials_pause_when_they_have_cost_their_share(quickest):
 
 def test_a_plan_that_was_followed_before_the_trials_has_no_other_turn():
     fixed = [candidate("int4"), candidate("int8"), candidate("dense", DENSE)]
-    spent = Spent(9.0, 5, first_wait=4.0, known={fixed[1].digest: [1.9, 1.6, 1.7]}, elapsed=13.0)
+    spent = Spent(9.0, 5, dense_wait=4.0, known={fixed[1].digest: [1.9, 1.6, 1.7]}, elapsed=13.0)
     trials = Trials(fixed, 100, budget=lambda step: 20.0, spent=spent, share=0.05)
     names = training(trials, {"int4": 0.9, "int8": 1.65, "dense": 5.0}, 400)
     assert names[:50] == ["int4"] * 50, "it is far quicker than what was watched, and dense is known to be long"
