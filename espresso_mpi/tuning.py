@@ -50,7 +50,7 @@ class Tuning:
             longer than as many steps of the quickest plan. When they are spent, the session follows the quickest plan.
             None stands for the time of 30 steps of that plan, and at least 5 s.
         share: the part of the training time so far that trials may cost, above 0 and at most 1. When it is spent, they
-            pause: the session follows the quickest plan so far until enough time has passed.
+            pause: the session follows the quickest plan so far until enough time has passed. With 1, they never do.
         check: number of steps between comparisons of measured and predicted step times.
         factor: the ratio of these times, in either direction, from which the session measures and plans again.
         every: minimum number of steps from one plan to the next.

@@ -93,14 +93,13 @@ def accurate_way(
 ) -> AccurateWay | None:  # fmt: skip
     """The fixed way with the smallest payloads whose compressor no ``accuracy`` leaves out.
 
-    Steps with other tensors can follow it, too. None if none is allowed, or if the tensors are not all in one place.
+    Steps with other tensors can follow it, too. None if none is allowed, or if a tensor is on a GPU.
     """
     allowed = tuple(text for text in tuning.compressors if text.partition(":")[0] in ALWAYS_ACCURATE)
     tensors = tuple(WorkloadTensor(s.name, s.size, 0.0, s.dtype, s.shape) for s in specs if s.dtype and s.size)
-    places = {spec.device for spec in specs}
-    if not (tensors and allowed) or len(places) > 1:
+    if not (tensors and allowed) or any(spec.device == "gpu" for spec in specs):
         return None
-    workload = Workload(tensors, places.pop())
+    workload = Workload(tensors)
     found = fixed_ways(topology, options, replace(tuning, compressors=allowed), workload, pushed)
     shrinks = workload.nbytes / min(_payload_bytes(spec, workload) for spec in allowed)
     return AccurateWay(replace(found[1 if pushed else 0], made_for=None), workload, shrinks)

@@ -44,7 +44,7 @@ class StepClock:
         count: of all steps.
         seconds: of the steps that were recorded, together.
         specs: the tensors of the last step; pushed: whether any of them was.
-        wait: seconds from its last call until all of them were waited for.
+        wait: seconds from its last call until all of them were waited for, whatever ran meanwhile.
     """
 
     def __init__(self, keep: int = 16, clock: Callable[[], float] = time.perf_counter) -> None:

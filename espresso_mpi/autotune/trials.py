@@ -21,6 +21,9 @@ _HOPELESS = 1.5
 Nor is it tried any further if its first step, without what preparing takes, is this many times the shortest median; nor
 one without compression, if what the dense steps before could not hide is."""
 
+_PERHAPS = 2.0
+"""Dense steps may be the quickest if little is known of them but that they take at most this many times as long."""
+
 _MODELLED, _FIRST_ROUND = 0.5, 0.7
 """The shares of the budget after which the model is not asked for further plans, and after which no further ones are
 tried: the finalists need the rest."""
@@ -47,8 +50,8 @@ class Spent:
         seconds: of measurements, and of the ``steps`` until then.
         dense: median seconds of the steps that were dense; infinite if none were.
         exposed: of these, what computing cannot hide, however much travels beside it.
-        dense_wait: seconds that a dense step may wait for messages, if only the first one was dense; else 0.
-        known: seconds of steps, by the digest of the plan that they followed; the first one prepared it.
+        dense_at_most: about what a dense step takes at most, if only the first one was dense; else 0.
+        known: seconds of steps, by the digest of the plan that they followed: of those that prepared it, and others.
         elapsed: of the training until then.
     """
 
@@ -56,8 +59,8 @@ class Spent:
     steps: int = 0
     dense: float = math.inf
     exposed: float = 0.0
-    dense_wait: float = 0.0
-    known: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    dense_at_most: float = 0.0
+    known: Mapping[str, tuple[Sequence[float], Sequence[float]]] = field(default_factory=dict)
     elapsed: float = 0.0
 
 
@@ -92,7 +95,7 @@ class Trial:
 class _Tried:
     """A plan with the times of its steps that count, and of the ``first`` steps of turns, which do not.
 
-    ``given``: how many of its steps that count came before the trials, after one that did not.
+    ``given``: how many of the ``first`` and of the others came before the trials.
     ``out``: it was behind when the finalists were chosen. They have more steps; the least of its few says little.
     ``refused``: it cannot be followed.
     """
@@ -100,14 +103,14 @@ class _Tried:
     plan: Plan
     times: list[float] = field(default_factory=list)
     first: list[float] = field(default_factory=list)
-    given: int = 0
+    given: tuple[int, int] = (0, 0)
     out: bool = False
     refused: bool = False
 
     @classmethod
-    def before(cls, plan: Plan, seconds: Sequence[float]) -> _Tried:
-        """A plan that steps before the trials followed, the first of them to prepare it."""
-        return cls(plan, list(seconds[1:]), list(seconds[:1]), len(seconds[1:]))
+    def before(cls, plan: Plan, first: Sequence[float], times: Sequence[float]) -> _Tried:
+        """A plan that steps before the trials followed."""
+        return cls(plan, list(times), list(first), (len(first), len(times)))
 
     def cost(self, step: float) -> float:
         """Seconds that its steps in the trials have cost beyond others that take ``step`` seconds.
@@ -115,8 +118,9 @@ class _Tried:
         One that other work made longer is taken for one like the least of them: it would have met another plan.
         """
         each = max(0.0, min(self.times, default=step) - step)
-        first = self.first[min(1, self.given) :]
-        return each * (len(self.times) - self.given) + sum(max(0.0, seconds - step) for seconds in first)
+        first, times = self.given
+        preparing = sum(max(0.0, seconds - step) for seconds in self.first[first:])
+        return each * (len(self.times) - times) + preparing
 
     @property
     def preparing(self) -> float:
@@ -180,7 +184,7 @@ class Trials:
         share: float = 1.0, measuring: Callable[[float], float] = lambda step: 0.0,
     ) -> None:  # fmt: skip
         self._spent = self._watched = spent or Spent()
-        self._fixed = [_Tried.before(plan, self._spent.known.get(plan.digest, ())) for plan in fixed]
+        self._fixed = [_Tried.before(plan, *self._spent.known.get(plan.digest, ((), ()))) for plan in fixed]
         self._tried, self._more = list(self._fixed), more
         self._most, self._steps, self._pushed = most, 0, pushed
         self._budget, self._share, self._measuring = budget, share, measuring
@@ -209,7 +213,8 @@ class Trials:
         if alike:
             self._next_plan(seconds)
         best = self.quickest
-        if self._steps >= self._most or (best < math.inf and self.cost(best) >= self._budget(best)):
+        spent = best < math.inf and self.cost(best) >= self._budget(best) and not self._owes_dense
+        if self._steps >= self._most or spent:
             self.current = None
 
     def refuse(self) -> None:
@@ -254,11 +259,10 @@ class Trials:
 
     def _all_rounds(self) -> Generator[Plan, float, None]:
         """The plan of each step; is sent its seconds."""
-        none_tried = True  # the first one has the smallest payloads: it is likely to be quicker than what was watched
-        for one in self._fixed:
+        dense_first = sorted(self._fixed, key=lambda one: compresses(one.plan))
+        for one in dense_first if self._owes_dense else self._fixed:
             if not one.times and self._promises(one):
-                yield from self._tries(one, pausing=not none_tried)
-                none_tried = none_tried and not one.times
+                yield from self._tries(one)
         if self._fixed:
             yield from self._compare(self._finalists(), _MODELLED)
         if not self._beyond(_MODELLED):
@@ -268,10 +272,16 @@ class Trials:
                 yield from self._tries(one)
         yield from self._compare(self._finalists(), 1.0)
 
-    def _tries(self, one: _Tried, pausing: bool = True) -> Generator[Plan, float, None]:
+    @property
+    def _owes_dense(self) -> bool:
+        """Whether a dense plan may be among the quickest, and has no step to tell, nor had dense steps before."""
+        if not 0 < self._spent.dense_at_most <= _PERHAPS * self.quickest < math.inf:
+            return False
+        return not any(one.times or one.refused for one in self._tried if not compresses(one.plan))
+
+    def _tries(self, one: _Tried) -> Generator[Plan, float, None]:
         """A turn of a new plan. If it is somewhat quicker than the others, it and the best of them have another one."""
-        if pausing:
-            yield from self._pauses(self._expected(one))
+        yield from self._pauses(self._expected(one))
         others = [other for other in self._tried if other.times and not other.refused]
         yield from self._turn(one)
         best = min(others, key=lambda other: other.seconds, default=one)
@@ -305,7 +315,7 @@ class Trials:
         """What a turn of a plan is known to cost. That of one that was never tried may be 0."""
         if one.times:
             return (1 + COUNTED) * max(0.0, one.seconds - self.quickest)
-        dense = self._spent.dense if self._spent.dense < math.inf else self._spent.dense_wait
+        dense = self._spent.dense if self._spent.dense < math.inf else self._spent.dense_at_most
         return 0.0 if compresses(one.plan) else max(0.0, dense - self.quickest)
 
     def _compare(self, going: list[_Tried], share: float) -> Generator[Plan, float, None]:
@@ -345,9 +355,8 @@ class Trials:
         best = min(other.seconds for other in self._tried)
         if not compresses(one.plan) and self._spent.exposed > _HOPELESS * best:
             return False
-        if any(
-            other.times and other.seconds > _HOPELESS * best for other in self._tried if _twins(one.plan, other.plan)
-        ):
+        twins = [other.seconds for other in self._tried if other.times and _twins(one.plan, other.plan)]
+        if twins and max(twins) > _HOPELESS * best:
             return False
         if any(one is other for other in self._fixed):
             return True

@@ -120,7 +120,7 @@ class Tuner:
         """Watch steps that are compressed if dense ones would wait long for messages. Collective.
 
         What is watched are gradients, and when they are ready. Both are the same whatever travels. The rank that came
-        last waited for messages alone.
+        last waited for messages alone. On a GPU, it also waited for the gradients to be computed.
         """
         from . import autoplan
 
@@ -130,7 +130,8 @@ class Tuner:
         if waited * to_come < _WAITED * tuning.budget_for(0.0):
             return
         way = autoplan.accurate_way(transport.topology, self._options(), tuning, clock.specs, clock.pushed)
-        if way is None:
+        digests = floats(transport, 0.0 if way is None else float(int(way.plan.digest[:12], 16)))
+        if way is None or digests.min() != digests.max():  # a call may have failed on one rank
             return
         room.require_room(transport, room.needed(way.plan, way.workload), "compressed steps that are watched")
         self._first_wait, self._shrinks, self._pushed = waited, way.shrinks, clock.pushed
@@ -155,11 +156,11 @@ class Tuner:
         self._pushed = self._pushed or steps[-1].pushed  # what held gradients were pushed by may be one call
         try:
             workload = autoplan.recorded(self._transport, steps, "recorded by the session")
-        except PlanError:  # on all ranks alike
+            workload, tuning, dropped = self.fidelity.without_harm(self._transport, workload, self._tuning)
+        except (ConfigError, PlanError):  # on all ranks alike
             if before is not None and not anew:
                 self._adopt(autoplan.dense_plan(self._transport.topology))
             raise
-        workload, tuning, dropped = self.fidelity.without_harm(self._transport, workload, self._tuning)
         fixed = autoplan.fixed_ways(self._transport.topology, self._options(), tuning, workload, self._pushed)
         if before is not None and before.digest not in {plan.digest for plan in fixed}:
             fixed.append(before)
@@ -208,20 +209,21 @@ class Tuner:
 
         Where steps followed a plan before it was planned anew, they cost nothing.
         """
-        steps, plan = [step for step in watched if frozenset(step.specs) == self._tensors], self._options().plan
-        mine = [step.seconds for step in steps]
-        seconds = floats(self._transport, *mine, clock.seconds, measuring).max(axis=0)
-        *each, before, measuring = map(float, seconds)
+        alike, plan = [step for step in watched if frozenset(step.specs) == self._tensors], self._options().plan
+        before, measuring = map(float, floats(self._transport, clock.seconds, measuring).max(axis=0))
+        count = int(floats(self._transport, len(alike)).min())  # a rank may have failed in a step of its own
+        each = floats(self._transport, *(step.seconds for step in alike[-count:])).max(axis=0).tolist()
         elapsed = before + measuring + self._first_wait
         if anew and plan is not None:
-            return Spent(measuring, known={plan.digest: each}, elapsed=elapsed)
-        computing = floats(self._transport, *(step.ready.max() for step in steps)).max(axis=0)
-        exposed = float(np.median(each) - np.median(computing))
-        total = sum(each) + measuring + self._first_wait
+            return Spent(measuring, known={plan.digest: ((), each)}, elapsed=elapsed)
+        ready = floats(self._transport, *(step.ready.max() for step in alike[-count:])).max(axis=0)
+        usual, computing = float(np.median(each)), float(np.median(ready))
         if plan is None:
-            return Spent(total, len(each), float(np.median(each)), exposed, elapsed=elapsed)
-        dense = min(self._first_wait, self._shrinks * exposed)  # the first step may have prepared much
-        return Spent(total, len(each), dense_wait=dense, known={plan.digest: each}, elapsed=elapsed)
+            return Spent(sum(each) + measuring, count, usual, usual - computing, elapsed=elapsed)
+        waits = min(self._first_wait, self._shrinks * (usual - computing))  # the first step may have prepared much
+        total = usual + sum(each[1:]) + waits + measuring  # and so may the second
+        known = {plan.digest: (each[:1], each[1:])}
+        return Spent(total, count, dense_at_most=computing + waits, known=known, elapsed=elapsed)
 
     def _try_next(self, clock: StepClock, trials: Trials) -> None:
         """Note the time of the step that ended, and follow the plan of the next one. Collective."""

@@ -127,14 +127,14 @@ def test_the_quickest_of_all_ways_is_chosen(world, open_session, method, held):
     assert session.expected_seconds == pytest.approx(0.53) and len(lengths) >= 6
 
 
-def test_a_budget_that_measuring_has_spent_leaves_one_plan_to_try(world, open_session):
+def test_a_budget_that_measuring_has_spent_leaves_few_plans_to_try(world, open_session):
     if SIZE == 1:
         pytest.skip("alone there is nothing to choose")
     session = open_session(plan="auto", tuning=Tuning(budget=1e-3, skip=1, steps=9, share=1))
     _, steps = train_until_planned(session, world.rank)
     assert everyone(world, (steps, session.plan.digest))
-    assert 6 <= steps <= 7, "three or four are watched after the first, one follows a plan"
-    assert set(dict.fromkeys(s.compressor for s in session.plan.strategies.values())) == {"int8"}, "it was watched"
+    assert 6 <= steps <= 11, "three or four are watched after the first, one follows a plan, and perhaps a dense turn"
+    assert session.plan.forecast is None, "nothing was measured"
 
 
 def slow_steps(session, rank, steps):
