@@ -84,7 +84,6 @@ class AccurateWay:
     """
 
     plan: Plan
-    workload: Workload
     shrinks: float
 
 
@@ -102,7 +101,7 @@ def accurate_way(
     workload = Workload(tensors)
     found = fixed_ways(topology, options, replace(tuning, compressors=allowed), workload, pushed)
     shrinks = workload.nbytes / min(_payload_bytes(spec, workload) for spec in allowed)
-    return AccurateWay(replace(found[1 if pushed else 0], made_for=None), workload, shrinks)
+    return AccurateWay(replace(found[1 if pushed else 0], made_for=None), shrinks)
 
 
 def dense_plan(topology: Topology) -> Plan:

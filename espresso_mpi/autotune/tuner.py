@@ -120,7 +120,7 @@ class Tuner:
         """Watch steps that are compressed if dense ones would wait long for messages. Collective.
 
         What is watched are gradients, and when they are ready. Both are the same whatever travels. The rank that came
-        last waited for messages alone. On a GPU, it also waited for the gradients to be computed.
+        last waited for messages alone, if its gradients are not computed by a GPU meanwhile.
         """
         from . import autoplan
 
@@ -133,7 +133,6 @@ class Tuner:
         digests = floats(transport, 0.0 if way is None else float(int(way.plan.digest[:12], 16)))
         if way is None or digests.min() != digests.max():  # a call may have failed on one rank
             return
-        room.require_room(transport, room.needed(way.plan, way.workload), "compressed steps that are watched")
         self._first_wait, self._shrinks, self._pushed = waited, way.shrinks, clock.pushed
         self._adopt(way.plan)
 
