@@ -132,6 +132,10 @@ def test_only_the_last_steps_are_kept():
         {"optimizer": "adamw"},
         {"factor": 1.0},
         {"factor": float("nan")},
+        {"share": 0},
+        {"share": 1.5},
+        {"share": float("nan")},
+        {"share": True},
     ],
 )
 def test_settings_out_of_their_range_are_refused(wrong):
