@@ -80,6 +80,7 @@ class AccurateWay:
     """A plan by which steps can travel before anything is known of their gradients.
 
     Attributes:
+        plan: one compressor for these tensors; others travel dense.
         shrinks: the bytes of the tensors over those of their payloads.
     """
 
