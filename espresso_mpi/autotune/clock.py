@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,6 +14,29 @@ from ..types import TensorSpec
 
 CallKey = tuple[str, str]
 """What a call is known by: sync, or push and the tensor's name."""
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A call of the step that runs.
+
+    Attributes:
+        at: when it came, in seconds of the clock; idle: how long calls of its step had been waited for until then.
+    """
+
+    key: CallKey
+    specs: tuple[TensorSpec, ...]
+    at: float
+    idle: float
+
+
+@dataclass(frozen=True)
+class _Waited:
+    """What a step had when a call was last waited for: its calls, seconds of waiting, and of these, the clock's own."""
+
+    calls: int = 0
+    idle: float = 0.0
+    own: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -36,6 +59,9 @@ class RecordedStep:
 class StepClock:
     """Tells steps apart: a step ends when a tensor comes that it already had; what is between two steps is compute.
 
+    Calls that came since the last wait are then of the next step: their tensors were missing in the step that ends, and
+    other ranks may push them later. So ranks that push in different orders agree on what a step has.
+
     Args:
         keep: how many of the last steps are remembered.
 
@@ -53,32 +79,47 @@ class StepClock:
         self.count = 0
         self.specs: tuple[TensorSpec, ...] = ()
         self.pushed = False
-        self.seconds = self.wait = self._called = 0.0
-        self._calls: list[tuple[CallKey, tuple[TensorSpec, ...], float]] = []
+        self.seconds = self.wait = 0.0
+        self._calls: list[_Call] = []
         self._names: set[str] = set()
         self._began: float | None = None
         self._waited = self._idle = self._own = 0.0
+        self._before = _Waited()
 
-    def begins(self, specs: Sequence[TensorSpec]) -> bool:
+    @property
+    def begun(self) -> Set[str]:
+        """The tensors of the step that runs so far."""
+        return self._names
+
+    def begins(self, names: Sequence[str]) -> bool:
         """Whether a call with these tensors begins another step."""
-        return any(spec.name in self._names for spec in specs)
+        return any(name in self._names for name in names)
 
     def repeats(self, call: CallKey) -> bool:
-        """Whether a call, of tensors that are not known because it failed on this rank, would begin another step."""
-        return any(known == call for known, _, _ in self._calls)
+        """Whether a call, whose tensors are not known because it failed on this rank, would begin another step."""
+        return any(known.key == call for known in self._calls)
 
-    def end_step(self) -> None:
-        """The step that these calls made is over."""
-        self.specs = tuple(spec for _, tensors, _ in self._calls for spec in tensors)
-        self.pushed = any(call[0] == "push" for call, _, _ in self._calls)
-        if self._began is not None and self._calls:
-            ready = np.array([at - self._began for _, tensors, at in self._calls for _ in tensors])
-            self.steps.append(RecordedStep(self.specs, ready, self._waited - self._began - self._own, self.pushed))
+    def end_step(self, call: CallKey | None = None, names: Sequence[str] = ()) -> None:
+        """The step that the calls so far made is over, because a call with these tensors came; None: by itself."""
+        calls, later = self._calls, list[_Call]()
+        if call is not None:
+            later = calls[self._before.calls :]
+            pushed = {spec.name for known in later for spec in known.specs}
+            if any(known.key == call for known in later) or not pushed.isdisjoint(names):
+                later = []  # of the step that ends, which nobody has waited for
+        calls = calls[: len(calls) - len(later)]
+        self.specs = tuple(spec for known in calls for spec in known.specs)
+        self.pushed = any(known.key[0] == "push" for known in calls)
+        idle, own = (self._before.idle, self._before.own) if later else (self._idle, self._own)
+        if self._began is not None and calls:
+            ready = np.array([known.at - known.idle - self._began for known in calls for _ in known.specs])
+            self.steps.append(RecordedStep(self.specs, ready, self._waited - self._began - own, self.pushed))
             self.seconds += self.steps[-1].seconds
         self.count += 1
-        self.wait = self._waited - self._called
-        self._began, self._calls, self._idle, self._own = self._waited, [], 0.0, 0.0
-        self._names = set()
+        self.wait = self._waited - calls[-1].at if calls else 0.0
+        self._began, self._idle, self._own = self._waited, self._idle - idle, self._own - own
+        self._before = _Waited()
+        self._keep([replace(known, idle=known.idle - idle) for known in later])
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -88,7 +129,8 @@ class StepClock:
             yield
         finally:
             if self._began is not None:
-                self._began = self._clock() - since
+                before, self._began = self._began, self._clock() - since
+                self._calls = [replace(known, at=known.at + self._began - before) for known in self._calls]
 
     @contextmanager
     def within(self) -> Iterator[None]:
@@ -103,8 +145,7 @@ class StepClock:
 
     def called(self, call: CallKey, specs: Sequence[TensorSpec]) -> None:
         """A call came."""
-        self._called = self._clock()
-        self._calls.append((call, tuple(specs), self._called - self._idle))
+        self._calls.append(_Call(call, tuple(specs), self._clock(), self._idle))
         self._names.update(spec.name for spec in specs)
 
     def waited(self, since: float, failed: CallKey | None = None) -> None:
@@ -112,5 +153,9 @@ class StepClock:
         self._waited = self._clock()
         self._idle += self._waited - since
         if failed is not None:
-            self._calls = [known for known in self._calls if known[0] != failed]
-            self._names = {spec.name for _, tensors, _ in self._calls for spec in tensors}
+            self._keep([known for known in self._calls if known.key != failed])
+        self._before = _Waited(len(self._calls), self._idle, self._own)
+
+    def _keep(self, calls: list[_Call]) -> None:
+        """These are the calls of the step that runs."""
+        self._calls, self._names = calls, {spec.name for known in calls for spec in known.specs}

@@ -19,7 +19,7 @@ import logging
 import math
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -89,13 +89,13 @@ class Samples:
             if self._most:
                 self._now[spec.name] = spec, _sampled(gradient, self._most)
 
-    def end_step(self) -> None:
-        """The step that these gradients belong to is over."""
+    def end_step(self, begun: Set[str] = frozenset()) -> None:
+        """The step that these gradients belong to is over; those in ``begun`` belong to the next one."""
         if self._most:
-            self.steps.append(self._now)
+            self.steps.append({name: taken for name, taken in self._now.items() if name not in begun})
         elif self._sizes:
             self._most = largest_share(list(self._sizes.values()), SAMPLED)
-        self._now = {}
+        self._now = {name: taken for name, taken in self._now.items() if name in begun}
 
     def clear(self) -> None:
         """Forget everything."""

@@ -95,7 +95,7 @@ class Tuner:
         """Plan when enough steps were watched, and try the plans; compare step times with the plan's from then on."""
         tuning, tuned = self._tuning, self.tuned
         if self.watching:
-            self.fidelity.samples.end_step()
+            self.fidelity.samples.end_step(clock.begun)
         try:
             if self._pause_left > 0:
                 self._pause_left -= 1
@@ -106,7 +106,7 @@ class Tuner:
                 if clock.count == 1:
                     self._together("watch", lambda: self._compress_if_slow(clock))
                 watched = clock.count - max(1, tuning.skip)
-                if watched == tuning.steps:
+                if watched >= tuning.steps:
                     self._together("plan", lambda: self._plan(clock, watched))
                 elif watched >= _FEWEST:
                     self._together("watch", lambda: self._plan_if_long(clock, watched))

@@ -161,6 +161,12 @@ class PendingCall:
             except Exception:
                 _LOG.exception("%s: what was to be called at its end has failed", self.title)
 
+    def renew(self, batch: Batch | None, problem: EspressoError | None) -> None:
+        """Travel in another way, before the call has begun."""
+        self.batch, self.problem = batch, problem
+        self.sizes = None if batch is None else batch.sizes
+        self.number, self.announced, self.search, self.bad = None, False, None, {}
+
     @property
     def content(self) -> Content:
         """What must be equal on all ranks."""

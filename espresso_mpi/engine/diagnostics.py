@@ -20,7 +20,7 @@ CallKey = tuple[str, str]
 _KINDS = {cls.__name__: cls for cls in (GradientError, PlanError, ConfigError, StateError, MismatchError)}
 
 
-_OF_GRADIENTS = ("sync", "push")
+OF_GRADIENTS = ("sync", "push")
 """Calls whose tensors travel as the options of the session, or its plan, say."""
 
 
@@ -82,7 +82,7 @@ def conflict_error(contents: Mapping[int, Content], describe: Describe) -> Misma
     """The error for matching calls whose content, by rank, differs."""
     (first_rank, first), *others = sorted(contents.items())
     for rank, content in others:
-        if content.tensors == first.tensors and content.digest != first.digest and first.key[0] not in _OF_GRADIENTS:
+        if content.tensors == first.tensors and content.digest != first.digest and first.key[0] not in OF_GRADIENTS:
             return MismatchError(
                 f"ranks disagree about the arguments of {described(first.key)}: those of "
                 f"{describe(first_rank)} are other than those of {describe(rank)}; pass the same op, root, compressor, "

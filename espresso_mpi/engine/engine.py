@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable
 
 from ..collectives.messages.transport import Transport
 from ..errors import ConfigError, MismatchError, PlanError, StateError
@@ -17,6 +18,7 @@ from ..options import Options
 from ..state.store import SyncState
 from ..tracing.recording import Recorder
 from .calls import PendingCall
+from .diagnostics import OF_GRADIENTS
 from .dispatcher import Dispatcher
 from .driver import PAUSE, Driver
 from .gpu_ends import GpuEnds
@@ -93,10 +95,19 @@ class Engine(SyncsAgain):
         self._dispatcher.sync_state, self._dispatcher.seed = sync_state, seed
         self._dispatcher.forget_arrays()
 
-    def follow(self, options: Options, sync_state: SyncState) -> None:
-        """Continue with another plan; no segment may be active. All ranks must do it between the same calls."""
+    def follow(self, options: Options, sync_state: SyncState, renew: Callable[[PendingCall], None]) -> None:
+        """Continue with another plan; no segment may be active. All ranks must do it between the same calls.
+
+        Args:
+            renew: prepares a call for these options. A rank may have pushed a tensor which others push later.
+        """
         self._options = options
         self._dispatcher.follow(options, sync_state)
+        with self._driver.changed:
+            self._inbox.put_back(self._negotiation.withdraw(OF_GRADIENTS))
+            for call in self._inbox:
+                if call.key[0] in OF_GRADIENTS:
+                    renew(call)
 
     # --- progress steps -----------------------------------------------------------------------------------------------
 
@@ -142,6 +153,10 @@ class Engine(SyncsAgain):
         assert call.action is not None
         pending_groups = self._dispatcher.pending_groups
         try:
+            if pending_groups.count and self._options.tuning is not None and call.key[0] != "close":
+                self._dispatcher.dissolve_groups()  # a tensor that was missing in the last step was pushed early
+                self._actions.insert(0, call)
+                return
             if pending_groups.count and call.key[0] != "close":
                 missing = ", ".join(map(repr, pending_groups.absent()))
                 raise ConfigError(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from ..arrays import device
 from .calls import PendingCall
@@ -24,9 +24,16 @@ class Inbox:
     def __len__(self) -> int:
         return len(self._calls)
 
+    def __iter__(self) -> Iterator[PendingCall]:
+        return iter(self._calls)
+
     def append(self, call: PendingCall) -> None:
         """A call has been made."""
         self._calls.append(call)
+
+    def put_back(self, calls: list[PendingCall]) -> None:
+        """Calls that were taken come again, before the others. What their searches found is forgotten, of all calls."""
+        self._calls, self._begun = [*calls, *self._calls], 0
 
     def clear(self) -> None:
         """Forget all calls."""

@@ -25,8 +25,9 @@ _LOG = logging.getLogger("espresso_mpi")
 Flat = Callable[[], Iterable[tuple[str, Any]]]
 """Returns the names and arrays of a call; may raise."""
 
-Noted = Callable[[CallKey, "Sequence[Gradient] | None"], None]
-"""Called with each call and its tensors before they are sent; None: it failed on this rank."""
+Noted = Callable[[CallKey, Sequence[str] | None, "Sequence[Gradient] | None"], None]
+"""Called with each call, the names of its tensors and these before they are sent; None: it failed on this rank, so that
+they are not known."""
 
 
 class _Taken(NamedTuple):
@@ -64,16 +65,18 @@ class Intake:
         noted: Noted,
     ) -> PendingCall:
         """A pending call over the caller's memory; an error is stored until all ranks know of it."""
-        batch, order = None, 0.0
+        batch, order, names = None, 0.0, None
 
         def adopt() -> list[Gradient]:
-            nonlocal order
+            nonlocal order, names
+            arrays = list(flat())
+            names = [name for name, _ in arrays]
             order = 0.0 if priority is None else _checked_priority(priority)
-            return [buffers.adopt_gradient(name, value) for name, value in flat()]
+            return [buffers.adopt_gradient(name, value) for name, value in arrays]
 
         gradients, claimed, gpu, arrival, problem = self._taken(adopt, title, "grads: cannot be read")
         try:
-            noted(key, gradients if problem is None else None)
+            noted(key, names, gradients if problem is None else None)
         except BaseException:  # there will be no call to wait for
             self.claims.drop(claimed)
             raise
@@ -88,6 +91,11 @@ class Intake:
         return PendingCall(
             key, given, gradients, batch, None, order, title=title, gpu=gpu, arrival=arrival, watch=watch
         )  # fmt: skip
+
+    def renew(self, call: PendingCall, options: Options) -> None:
+        """Prepare a call of gradients that has not begun for other options."""
+        if call.batch is not None and call.problem is None:
+            call.renew(*self._settled(call.key, call.batch.specs, options))
 
     def collective(
         self,

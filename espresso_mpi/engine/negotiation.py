@@ -10,7 +10,7 @@ import itertools
 import json
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -181,6 +181,12 @@ class Negotiation(CallFailures):
         calls = list(itertools.chain.from_iterable(self.declared.values()))
         self.declared, self.bad = {}, {}
         return calls
+
+    def withdraw(self, kinds: Collection[str]) -> list[PendingCall]:
+        """Remove and return the declared calls of these kinds, to be declared anew. All ranks do it at once."""
+        keys = [key for key in self.declared if key[0] in kinds]
+        self.bad = {number: said for number, said in self.bad.items() if self.contents[number].key[0] not in kinds}
+        return list(itertools.chain.from_iterable(self.declared.pop(key) for key in keys))
 
     # --- rounds -------------------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, TypeVar
 
 from ..autotune.clock import StepClock
@@ -284,7 +285,8 @@ class SessionBase:
         """Use other options from now on."""
         self._options = options
         self._intake.batches.clear()
-        self._engine.follow(options, sync_state or self._engine.sync_state)
+        renew = partial(self._intake.renew, options=options)
+        self._engine.follow(options, sync_state or self._engine.sync_state, renew)
 
     # --- closing ------------------------------------------------------------------------------------------------------
 

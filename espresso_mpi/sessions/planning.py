@@ -215,25 +215,25 @@ class Planning(SessionBase):
         if self._tuner is not None and self._tuner.fidelity.rule is None:
             self._tuner.fidelity.rule = rule
 
-    def _watch(self, key: CallKey, gradients: Sequence[Gradient] | None) -> None:
+    def _watch(self, key: CallKey, names: Sequence[str] | None, gradients: Sequence[Gradient] | None) -> None:
         """Record the time of a call, and run the actions that are due between two steps.
 
         Args:
             key: key of the call.
+            names: of its tensors; None: they are not known.
             gradients: its tensors; None: it failed on this rank. It will then fail on all ranks, but all of them still
                 take part in the actions between steps.
         """
         clock = self._clock
         if clock is None:
             return
-        specs = None if gradients is None else tuple(gradient.spec for gradient in gradients)
-        if clock.repeats(key) if specs is None else clock.begins(specs):
-            clock.end_step()
+        if clock.repeats(key) if names is None else clock.begins(names):
+            clock.end_step(key, names or ())
             if self._tuner is not None:
                 with clock.aside():
                     self._tuner.step_ended(clock)
-        if gradients is not None and specs is not None:
-            clock.called(key, specs)
+        if gradients is not None:
+            clock.called(key, [gradient.spec for gradient in gradients])
             if self._tuner is not None and self._tuner.watching:
                 with clock.within():
                     self._tuner.fidelity.take(gradients)

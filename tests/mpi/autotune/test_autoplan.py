@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -191,7 +192,8 @@ def test_a_rank_that_comes_late_is_no_slow_network(world, open_session):
     session = open_session(plan="auto", tuning=Tuning(("int8",), skip=1, steps=3, budget=400.0))
     session.sync(gradients(world.rank, 0))
     if world.rank:
-        session._clock._called -= 60.0  # rank 0 was a minute late
+        (call,) = session._clock._calls
+        session._clock._calls = [replace(call, at=call.at - 60.0)]  # rank 0 was a minute late
     session.sync(gradients(world.rank, 1))
     assert session.plan is None
 
@@ -225,6 +227,60 @@ def test_pushed_gradients_are_planned_for_as_well(world, open_session):
             break
     assert everyone(world, session.plan.digest)
     assert len(session.plan.strategies) == len(SHAPES)
+
+
+@pytest.mark.skipif(SIZE < 2, reason="needs 2 ranks")
+@pytest.mark.parametrize("missing", ["b1", "w2"])
+def test_ranks_may_push_first_what_was_missing_while_plans_are_tried(world, open_session, missing):
+    """Others push it after the call that ends their step, and so after the change of the plan."""
+    session = open_session(plan="auto", tuning=Tuning(("int8",), **HURRY), timeout=60)
+    others = [name for name in SHAPES if name != missing]
+    order, step = ([missing, *others] if world.rank else [*others, missing]), 0
+    while session.planning:
+        grads = gradients(world.rank, step)
+        for name in others if step % 2 else order:
+            session.push(name, grads[name])
+        session.wait_all()
+        dense = session.plan is None
+        for name in others if step % 2 else order:
+            assert np.allclose(grads[name], mean(step)[name], atol=1e-5 if dense else 0.1), (step, name)
+        everyone(world, tuple(grads[name].tobytes() for name in others))
+        step += 1
+    everyone(world, (step, session.plan.digest))
+
+
+@pytest.mark.skipif(SIZE < 2, reason="needs 2 ranks")
+@pytest.mark.parametrize("values", ["finite", "odd"])
+def test_what_a_rank_has_pushed_before_a_change_of_the_plan_travels_by_the_new_one(world, open_session, values):
+    session = open_session(nonfinite="skip")
+    plans = [Plan(default=Strategy("onebit", "flat-alltoall")), Plan(default=Strategy("none", "flat"))]
+    for plan in (*plans, *plans):
+        grads = gradients(world.rank, 0)
+        if values == "odd":
+            grads["w1"][0, 0] = np.inf
+        handles = [] if world.rank else [session.push(name, grads[name]) for name in ("w1", "b1")]
+        session._together("plan", lambda plan=plan: session._adopt(plan))
+        handles += [session.push(name, grads[name]) for name in ("b1", "w1")] if world.rank else []
+        for handle in handles:
+            handle.wait()
+        everyone(world, (grads["w1"].tobytes(), grads["b1"].tobytes()))
+        signs = len(np.unique(np.abs(grads["b1"]))) <= SIZE
+        assert signs == (plan is plans[0])
+        assert grads["w1"].any() == (values == "finite")
+
+
+@pytest.mark.skipif(SIZE < 2, reason="needs 2 ranks")
+def test_a_part_of_a_group_does_not_keep_a_plan_from_changing(world, open_session):
+    """All ranks have pushed what was missing, and the others of its group come after the change."""
+    session = open_session(plan="auto", tuning=Tuning(skip=1, steps=1000, budget=1e6))
+    session._together("plan", lambda: session._adopt(Plan(default=Strategy("none", "flat"), groups=(("w1", "b1"),))))
+    grads = gradients(world.rank, 0)
+    early = session.push("b1", grads["b1"])
+    session._together("plan", lambda: session._adopt(Plan(default=Strategy("none", "flat"))))
+    session.push("w1", grads["w1"]).wait()
+    early.wait()
+    for name in ("w1", "b1"):
+        assert np.allclose(grads[name], mean(0)[name], atol=1e-6)
 
 
 CHOICE = ("fp16", "int8", "onebit", "topk")
@@ -299,12 +355,17 @@ def test_an_error_of_one_rank_does_not_bring_the_steps_apart(world, open_session
     session = open_session(plan="auto", tuning=Tuning(("fp16",), **HURRY))
     for step in itertools.count():
         grads = gradients(world.rank, step)
-        if step in (2, 6):  # while steps are watched, and while plans are tried
+        if step in (2, 6):  # while steps are watched, and while plans are tried; after pushes
             wrong = "no array" if world.rank == SIZE - 1 else grads["w1"]
             with pytest.raises(GradientError):
                 session.sync({**grads, "w1": wrong})
             continue
-        session.sync(grads)
+        if step in (1, 5):
+            for name in SHAPES:
+                session.push(name, grads[name])
+            session.wait_all()
+        else:
+            session.sync(grads)
         if not session.planning:
             break
     assert everyone(world, (step, session.plan.digest))
@@ -613,10 +674,10 @@ def test_a_push_under_way_at_the_end_of_a_recording(world, open_session, tmp_pat
     everyone(world, (dense.tobytes(), lossy.tobytes()))
     assert not np.allclose(lossy, np.mean(world.allgather(grad(6)), axis=0), atol=1e-3)
 
-    handle = None if world.rank else session.push("w", grad(7))  # of rank 0 compressed, of the others dense
-    with pytest.raises(MismatchError, match="record_workload"), session.record_workload(path):
-        (handle or session.push("w", grad(7))).wait()
-    world.Barrier()
+    handle, given = None if world.rank else session.push("w", grad(7)), grad(7)  # dense, as on the other ranks
+    with pytest.raises(PlanError, match="0 step"), session.record_workload(path):
+        given = (handle or session.push("w", given)).wait()
+    assert np.allclose(given, np.mean(world.allgather(grad(7)), axis=0), atol=1e-6)
     everyone(world, session.push("w", grad(8)).wait().tobytes())
 
 

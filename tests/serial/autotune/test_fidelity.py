@@ -132,6 +132,17 @@ def test_small_models_are_kept_as_they_are_but_for_the_first_step():
     assert samples.of("w", 13).size == samples.of("x", 12).size == 0
 
 
+def test_a_gradient_that_came_before_its_step_began_is_a_sample_of_that_step():
+    samples = Samples()
+    for early in (False, False, True):
+        samples.take([adopt_gradient("w", np.ones(2, np.float32))])
+        if early:
+            samples.take([adopt_gradient("b", np.ones(3, np.float32))])
+        samples.end_step({"b"} if early else frozenset())
+    samples.end_step()
+    assert [set(step) for step in samples.steps] == [{"w"}, {"w"}, {"b"}]
+
+
 def test_a_sample_is_a_copy_and_steps_that_are_not_finite_do_not_count():
     grads = [{"w": np.full(4, k, np.float32)} for k in range(3)]
     grads[1]["w"][0] = np.inf

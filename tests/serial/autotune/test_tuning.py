@@ -22,8 +22,9 @@ class Time:
 
 
 def called(clock, specs, kind="sync"):
-    if clock.begins(specs):
-        clock.end_step()
+    names = [spec.name for spec in specs]
+    if clock.begins(names):
+        clock.end_step((kind, names[0]), names)
     clock.called((kind, specs[0].name), specs)
 
 
@@ -79,14 +80,14 @@ def test_a_call_that_failed_is_no_part_of_a_step():
     for step in range(4):
         for rank, clock in enumerate(clocks):
             bad = step == 2
-            if clock.repeats(("sync", "a")) if bad and rank else clock.begins((A,)):
+            if clock.repeats(("sync", "a")) if bad and rank else clock.begins("a"):
                 clock.end_step()
             if not (bad and rank):
                 clock.called(("sync", "a"), (A,))
             clock.waited(0.0, ("sync", "a") if bad else None)
     assert clocks[0].count == clocks[1].count == 2
-    assert clocks[0].begins((A,))
-    assert clocks[1].begins((A,))
+    assert clocks[0].begins("a")
+    assert clocks[1].begins("a")
 
 
 def test_what_is_done_aside_is_no_part_of_a_step():
@@ -104,6 +105,39 @@ def test_what_is_done_aside_is_no_part_of_a_step():
     clock.end_step()
     assert clock.steps[-1].seconds == 1.25
     assert clock.steps[-1].ready[0] == 1.0
+
+
+@pytest.mark.parametrize("order", [(B, A), (A, B)])
+def test_a_tensor_that_was_missing_is_of_the_step_that_other_ranks_count_it_to(order):
+    """It comes before the one that ends the step before, or after it."""
+    time = Time()
+    clock = StepClock(clock=time)
+    for tensors in ((A,), (A,), order, (A,)):
+        for spec in tensors:
+            time.now += 1.0
+            if clock.begins([spec.name]):
+                clock.end_step(("push", spec.name), [spec.name])
+                with clock.aside():
+                    time.now += 60.0
+            clock.called(("push", spec.name), (spec,))
+            with clock.within():
+                time.now += 10.0
+        time.now += 3.0
+        clock.waited(time.now - 3.0)
+    clock.end_step()
+    assert clock.count == 4
+    assert [step.specs for step in clock.steps] == [(A,), order, (A,)]
+    assert [step.ready.tolist() for step in clock.steps] == [[1.0], [1.0, 2.0], [1.0]]
+    assert [step.seconds for step in clock.steps] == [4.0, 5.0, 4.0]
+    assert clock.wait == 13.0
+
+
+def test_calls_that_nobody_has_waited_for_are_of_the_step_in_which_they_came():
+    clock = StepClock()
+    for _ in range(3):
+        called(clock, (A,), "push")
+        called(clock, (B,), "push")
+    assert (clock.count, clock.specs, clock.begun) == (2, (A, B), {"a", "b"})
 
 
 def test_only_the_last_steps_are_kept():

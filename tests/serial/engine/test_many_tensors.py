@@ -139,7 +139,7 @@ def wait_for_one_group(n):
 def watch_pushes(n):
     clock = StepClock()
     for spec in dense(n):
-        assert not clock.begins((spec,))
+        assert not clock.begins([spec.name])
         clock.called(("push", spec.name), (spec,))
 
 
