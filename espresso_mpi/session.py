@@ -159,7 +159,7 @@ class Session(Planning, Checkpoints, Collectives, Memory):
         """
         if missing not in ("error", "zero"):
             raise ConfigError(f"sync: missing={missing!r}; expected 'error' or 'zero'")
-        self._engine.require_usable()
+        self._engine.require_usable(waits=True)
         if missing == "zero":
             grads = with_zeros(self, grads)
         title = f"sync number {self._step + 1}"

@@ -82,6 +82,11 @@ class Driver(WaitMonitor):
         self._stream: device.OwnStream | None = None
         self._driving_thread: int | None = None
 
+    @property
+    def drives(self) -> bool:
+        """Whether this thread makes a progress step now, such as one that has called an action of the user."""
+        return self._driving_thread == threading.get_ident()
+
     def called(self, background: bool) -> None:
         """A call has arrived; ``background``: start it even if no thread waits. ``changed`` is held."""
         if background and self.thread is None:
@@ -162,8 +167,7 @@ class Driver(WaitMonitor):
 
         ``stopping`` is set. Who keeps the memory of messages alive would otherwise miss what a step still posts.
         """
-        mine = self._driving_thread == threading.get_ident()
-        held = not mine and self.driving.acquire(timeout=_STOP_S)
+        held = not self.drives and self.driving.acquire(timeout=_STOP_S)
         try:
             yield
         finally:

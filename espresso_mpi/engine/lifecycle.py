@@ -49,17 +49,28 @@ class Lifecycle:
 
     def wait_for(self, done: Callable[[], bool]) -> None:
         """Drive the engine, or let another thread drive it, until ``done()``."""
-        self._driver.wait_for(done)
+        if not done():
+            self._require_other_thread()
+            self._driver.wait_for(done)
 
     @property
     def busy(self) -> bool:
         """Whether there are unfinished calls."""
         return bool(self.unfinished)
 
-    def require_usable(self) -> None:
-        """Raise EspressoError if the engine has failed or was shut down."""
+    def require_usable(self, waits: bool = False) -> None:
+        """Raise EspressoError if the engine has failed or was shut down, or if this thread ``waits`` and cannot."""
         if self.broken is not None:
             raise unusable(self.broken)
+        if waits:
+            self._require_other_thread()
+
+    def _require_other_thread(self) -> None:
+        if self._driver.drives:
+            raise EspressoError(
+                "session: an action of when_done() waits for a call, and the thread that runs the action has to make "
+                "the progress of all calls; let the action push(), or let another thread wait"
+            )
 
     def shutdown(self, why: str, notify: bool = True, remedy: str = "open a new one") -> None:
         """Stop without waiting for other ranks; ``notify`` them if they may be waiting for this one."""

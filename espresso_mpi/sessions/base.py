@@ -272,7 +272,7 @@ class SessionBase:
 
     def _together(self, name: str, action: Callable[[], Any]) -> Any:
         """Run an action on all ranks while no tensor is under way. Collective."""
-        self._engine.require_usable()
+        self._engine.require_usable(waits=True)
         self._held.release()
         return self._wait(self._engine.submit(PendingCall((name, ""), action=action)))
 
@@ -305,6 +305,7 @@ class SessionBase:
         """
         if not self.usable:
             return
+        self._engine.require_usable(waits=True)
         try:
             self.wait_all()
         finally:

@@ -71,7 +71,7 @@ class Calling(SessionBase):
             take, make: as of ``Intake.collective``.
             plain: see ``plainly``.
         """
-        self._engine.require_usable()
+        self._engine.require_usable(blocking)
         self._held.release()
         if plain is not None and not self._options.debug:
             x, out, told = plain
@@ -240,7 +240,7 @@ class Calling(SessionBase):
     def _repeat_barrier(self) -> bool:
         """A barrier that was made before, while nothing else is under way; False: it must take the ordinary path."""
         engine, placeholder = self._engine, self._barrier
-        engine.require_usable()
+        engine.require_usable(waits=True)
         self._held.release()
         ended = None if engine.busy else engine.repeat(placeholder.signature, placeholder, NOTHING, _barrier)
         if ended is None:

@@ -50,10 +50,12 @@ class Handle:
     def when_done(self, act: Callable[[], None]) -> None:
         """Call ``act`` once, by the thread that ends the call, or at once if it has ended.
 
-        It must not wait for a call. What it raises in the other thread is logged.
+        It may push, and must not wait for a call: that raises an EspressoError. What it raises in the other thread is
+        logged.
         """
         self._call.when_finished(act)
 
     def __repr__(self) -> str:
         kind, name = self._call.key
-        return f"<Handle of {kind} {name!r}: {'done' if self.done() else 'under way'}>"
+        state = "under way" if not self.done() else "done" if self.error is None else "failed"
+        return f"<Handle of {kind} {name!r}: {state}>"

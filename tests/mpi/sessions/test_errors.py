@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -300,3 +302,32 @@ def test_a_failure_of_mpi_at_opening_is_named(world):
     with pytest.raises(TransportError) as caught:
         espresso_mpi.Session(Broken(world), timeout=60)
     assert f"rank {world.rank} (" in str(caught.value) and f"while opening a session: {BROKEN}" in str(caught.value)
+
+
+@pytest.mark.skipif(MPI.COMM_WORLD.size < 2, reason="needs 2 ranks")
+def test_an_action_at_the_end_of_a_call_may_push_and_may_not_wait(world, open_session):
+    session, found, pushed = open_session(), [], threading.Event()
+    later, last = np.full(3, world.rank, np.float32), world.rank == world.size - 1
+
+    def act():
+        for wait in (lambda: session.sync(later), lambda: session.allreduce(later), session.barrier, session.close):
+            try:
+                wait()
+            except EspressoError as error:
+                found.append(str(error))
+        found.append(session.push("b", later))
+        pushed.set()
+
+    if not last:
+        handle = session.push("a", np.ones(3, np.float32))
+        handle.when_done(act)
+    world.Barrier()
+    if last:
+        handle = session.push("a", np.ones(3, np.float32))
+        second = session.push("b", later)
+    handle.wait()
+    assert repr(handle) == "<Handle of push 'a': done>"
+    assert last or pushed.wait(60)
+    (second if last else found.pop()).wait()
+    assert np.allclose(later, (world.size - 1) / 2)
+    assert last or (len(found) == 4 and all("an action of when_done() waits for a call" in text for text in found))
