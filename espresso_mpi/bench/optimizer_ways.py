@@ -19,9 +19,9 @@ DENSE = 0.2
 """Share of the steps in which ``onebit-adam``, ``onebit-lamb`` and those of ``LOCAL`` begin by synchronising gradients.
 The warm-up of ``zero-one-adam``, which synchronises gradients in some of them."""
 
-WARMUP = "int8"
+WARMUP = "int4"
 """How ``onebit-adam``, ``onebit-lamb`` and ``zero-one-adam`` synchronise gradients: it trains like uncompressed ones,
-by a quarter of the bytes."""
+by an eighth of the bytes."""
 
 MOMENTUM = 0.9
 """Of SGD."""

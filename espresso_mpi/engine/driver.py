@@ -87,6 +87,15 @@ class Driver(WaitMonitor):
         """Whether this thread makes a progress step now, such as one that has called an action of the user."""
         return self._driving_thread == threading.get_ident()
 
+    @contextmanager
+    def driving_here(self) -> Iterator[None]:
+        """In the with-block this thread counts as the one that makes progress: nobody else does, as the engine ends."""
+        before, self._driving_thread = self._driving_thread, threading.get_ident()
+        try:
+            yield
+        finally:
+            self._driving_thread = before
+
     def called(self, background: bool) -> None:
         """A call has arrived; ``background``: start it even if no thread waits. ``changed`` is held."""
         if background and self.thread is None:

@@ -95,19 +95,21 @@ class Engine(SyncsAgain):
         self._dispatcher.sync_state, self._dispatcher.seed = sync_state, seed
         self._dispatcher.forget_arrays()
 
-    def follow(self, options: Options, sync_state: SyncState, renew: Callable[[PendingCall], None]) -> None:
-        """Continue with another plan; no segment may be active. All ranks must do it between the same calls.
-
-        Args:
-            renew: prepares a call for these options. A rank may have pushed a tensor which others push later.
-        """
+    def follow(self, options: Options, sync_state: SyncState) -> None:
+        """Continue with another plan; no segment may be active. All ranks must do it between the same calls."""
         self._options = options
         self._dispatcher.follow(options, sync_state)
+
+    def renew(self, prepare: Callable[[PendingCall], None]) -> None:
+        """Prepare the gradients anew that have not begun, because the plan has changed. In an action of all ranks.
+
+        A rank may have pushed a tensor that others push later.
+        """
         with self._driver.changed:
             self._inbox.put_back(self._negotiation.withdraw(OF_GRADIENTS))
             for call in self._inbox:
                 if call.key[0] in OF_GRADIENTS:
-                    renew(call)
+                    prepare(call)
 
     # --- progress steps -----------------------------------------------------------------------------------------------
 

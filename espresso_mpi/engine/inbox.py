@@ -32,7 +32,10 @@ class Inbox:
         self._calls.append(call)
 
     def put_back(self, calls: list[PendingCall]) -> None:
-        """Calls that were taken come again, before the others. What their searches found is forgotten, of all calls."""
+        """Calls that were taken come again, before the others; those that are renewed are searched again."""
+        for call in self._calls[: self._begun]:
+            while call.search is not None and not call.search.passed():  # what it writes to is freed with it
+                device.poll(call.search.passed, PAUSE)
         self._calls, self._begun = [*calls, *self._calls], 0
 
     def clear(self) -> None:
@@ -64,7 +67,8 @@ class Inbox:
             if call.gpu is not None:
                 if not self._is_there(call, call.gpu):
                     break
-                self._begin(call)
+                if call.search is None:
+                    self._begin(call)
             self._begun += 1
         for number, call in enumerate(calls[: self._begun]):
             if call.search is not None and not call.search.passed():

@@ -49,9 +49,7 @@ class Lifecycle:
 
     def wait_for(self, done: Callable[[], bool]) -> None:
         """Drive the engine, or let another thread drive it, until ``done()``."""
-        if not done():
-            self._require_other_thread()
-            self._driver.wait_for(done)
+        self._driver.wait_for(done)
 
     @property
     def busy(self) -> bool:
@@ -63,9 +61,10 @@ class Lifecycle:
         if self.broken is not None:
             raise unusable(self.broken)
         if waits:
-            self._require_other_thread()
+            self.require_other_thread()
 
-    def _require_other_thread(self) -> None:
+    def require_other_thread(self) -> None:
+        """Raise EspressoError if this thread makes the progress of the engine, and so cannot wait for it."""
         if self._driver.drives:
             raise EspressoError(
                 "session: an action of when_done() waits for a call, and the thread that runs the action has to make "
@@ -106,9 +105,10 @@ class Lifecycle:
         self._ends.clear()
         self._actions = []
         self._negotiation.give_up()
-        for call in calls:
-            call.error = error if not isinstance(error, SessionClosed) else EspressoError(f"session: {error}")
-            self._finish(call)
+        with self._driver.driving_here():
+            for call in calls:
+                call.error = error if not isinstance(error, SessionClosed) else EspressoError(f"session: {error}")
+                self._finish(call)
 
     def _finish(self, call: PendingCall) -> None:
         """End a call, or let it end when the GPU has done what is queued: any stream can read the result then."""

@@ -216,6 +216,8 @@ class SessionBase:
 
     def _result(self, call: PendingCall, wait: Callable[[], None], read: bool = True) -> Any:
         self._held.release()
+        if not call.finished:
+            self._engine.require_other_thread()
         start = time.perf_counter()
         try:
             wait()
@@ -285,8 +287,12 @@ class SessionBase:
         """Use other options from now on."""
         self._options = options
         self._intake.batches.clear()
-        renew = partial(self._intake.renew, options=options)
-        self._engine.follow(options, sync_state or self._engine.sync_state, renew)
+        self._engine.follow(options, sync_state or self._engine.sync_state)
+
+    def _change_plan(self, options: Options, sync_state: SyncState | None = None) -> None:
+        """Use other options from now on, also for gradients that wait for other ranks. In an action of all ranks."""
+        self._follow(options, sync_state)
+        self._engine.renew(partial(self._intake.renew, options=options))
 
     # --- closing ------------------------------------------------------------------------------------------------------
 
@@ -305,7 +311,7 @@ class SessionBase:
         """
         if not self.usable:
             return
-        self._engine.require_usable(waits=True)
+        self._engine.require_other_thread()
         try:
             self.wait_all()
         finally:

@@ -50,8 +50,8 @@ class Handle:
     def when_done(self, act: Callable[[], None]) -> None:
         """Call ``act`` once, by the thread that ends the call, or at once if it has ended.
 
-        It may push, and must not wait for a call: that raises an EspressoError. What it raises in the other thread is
-        logged.
+        It may push more tensors of the same step. It must not wait for a call: that raises an EspressoError. What it
+        raises in the other thread is logged.
         """
         self._call.when_finished(act)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -179,12 +179,12 @@ class Planning(SessionBase):
 
         def begin() -> None:
             on_rank_0(transport, lambda: refuse_unwritable(target), ConfigError)
-            self._follow(replace(before, compressor="none", route=None, plan=None))
+            self._change_plan(replace(before, compressor="none", route=None, plan=None))
             self._recording = True
 
         def end() -> None:
             self._recording = False
-            self._follow(before, averaged_pending(transport, self._engine.sync_state))
+            self._change_plan(before, averaged_pending(transport, self._engine.sync_state))
             autoplan.write_workload(transport, list(clock.steps), target)
 
         self._together("record_workload", begin)
@@ -228,15 +228,39 @@ class Planning(SessionBase):
         if clock is None:
             return
         if clock.repeats(key) if names is None else clock.begins(names):
-            clock.end_step(key, names or ())
-            if self._tuner is not None:
-                with clock.aside():
-                    self._tuner.step_ended(clock)
+            self._end_step(clock, key, names or ())
         if gradients is not None:
             clock.called(key, [gradient.spec for gradient in gradients])
             if self._tuner is not None and self._tuner.watching:
                 with clock.within():
                     self._tuner.fidelity.take(gradients)
+
+    def _end_step(self, clock: StepClock, key: CallKey | None, names: Sequence[str]) -> None:
+        self._engine.require_other_thread()
+        clock.end_step(key, names)
+        if self._tuner is not None:
+            with clock.aside():
+                self._tuner.step_ended(clock)
+
+    def begin_step(self, names: Iterable[str]) -> None:
+        """Say that a step begins which can have these tensors. With ``plan="auto"``, it is collective.
+
+        Such a session changes its plan between two steps. It sees a step begin when a tensor of the last step comes
+        again. Call this before the first tensor of each step if a rank can wait for another rank before that, because
+        it has no gradient of any tensor of the last step. ``GradientSync`` does so.
+
+        Args:
+            names: the same on every rank. The step has begun already if none of them has been in it.
+
+        Example:
+            >>> with espresso_mpi.Session(plan="auto") as session:
+            ...     for step in range(2):
+            ...         session.begin_step(["w"])
+            ...         mean = session.push("w", np.ones(3, np.float32)).wait()
+        """
+        clock, names = self._clock, list(names)
+        if clock is not None and clock.begins(names):
+            self._end_step(clock, None, names)
 
     def follow(self, plan: Plan | str | os.PathLike[str]) -> None:
         """Continue with another plan. Collective, between two steps, with the same plan on every rank.
@@ -269,4 +293,4 @@ class Planning(SessionBase):
     def _adopt(self, plan: Plan, options: Options | None = None) -> None:
         """Continue with another plan, and reshard the residuals of tensors that travel differently. Collective."""
         kept = resharded_for_plan(self._transport, self._engine.sync_state, self._options.plan, plan)
-        self._follow(options or replace(self._options, plan=plan), kept)
+        self._change_plan(options or replace(self._options, plan=plan), kept)

@@ -229,6 +229,7 @@ class GradientSync(KeepsState):
         if self._begun:
             return
         self._begun = True
+        self.session.begin_step(self._hooked)
         self._overlap.begin()
         follow(self.session)
 
