@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -91,7 +91,7 @@ class StepClock:
         """The tensors of the step that runs so far."""
         return self._names
 
-    def begins(self, names: Sequence[str]) -> bool:
+    def begins(self, names: Iterable[str]) -> bool:
         """Whether a call with these tensors begins another step."""
         return any(name in self._names for name in names)
 

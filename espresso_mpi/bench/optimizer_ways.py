@@ -21,7 +21,7 @@ The warm-up of ``zero-one-adam``, which synchronises gradients in some of them."
 
 WARMUP, RARE = "int4", "int8"
 """How ``onebit-adam`` and ``onebit-lamb`` synchronise gradients, by an eighth of the bytes, and how ``zero-one-adam``
-does. Both train like uncompressed ones, but error feedback needs gradients in all steps, and ``zero-one-adam`` sends few:
+does. Both train like uncompressed ones, but error feedback needs gradients in all steps. ``zero-one-adam`` sends few:
 with int4, one of three runs of the LSTM ended 6 % above fp32."""
 
 MOMENTUM = 0.9

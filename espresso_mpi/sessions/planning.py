@@ -258,9 +258,9 @@ class Planning(SessionBase):
             ...         session.begin_step(["w"])
             ...         mean = session.push("w", np.ones(3, np.float32)).wait()
         """
-        clock, names = self._clock, list(names)
+        clock = self._clock
         if clock is not None and clock.begins(names):
-            self._end_step(clock, None, names)
+            self._end_step(clock, None, ())
 
     def follow(self, plan: Plan | str | os.PathLike[str]) -> None:
         """Continue with another plan. Collective, between two steps, with the same plan on every rank.
