@@ -63,9 +63,9 @@ class Lifecycle:
         if waits:
             self.require_other_thread()
 
-    def require_other_thread(self) -> None:
-        """Raise EspressoError if this thread makes the progress of the engine, and so cannot wait for it."""
-        if self._driver.drives:
+    def require_other_thread(self, call: PendingCall | None = None) -> None:
+        """Raise EspressoError if this thread makes the progress of the engine, and so cannot wait for a call of it."""
+        if self._driver.drives and (call is None or not call.finished):
             raise EspressoError(
                 "session: an action of when_done() waits for a call, and the thread that runs the action has to make "
                 "the progress of all calls; let the action push(), or let another thread wait"

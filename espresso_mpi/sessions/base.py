@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Any, TypeVar
 
 from ..autotune.clock import StepClock
@@ -216,8 +215,7 @@ class SessionBase:
 
     def _result(self, call: PendingCall, wait: Callable[[], None], read: bool = True) -> Any:
         self._held.release()
-        if not call.finished:
-            self._engine.require_other_thread()
+        self._engine.require_other_thread(call)
         start = time.perf_counter()
         try:
             wait()
@@ -288,11 +286,6 @@ class SessionBase:
         self._options = options
         self._intake.batches.clear()
         self._engine.follow(options, sync_state or self._engine.sync_state)
-
-    def _change_plan(self, options: Options, sync_state: SyncState | None = None) -> None:
-        """Use other options from now on, also for gradients that wait for other ranks. In an action of all ranks."""
-        self._follow(options, sync_state)
-        self._engine.renew(partial(self._intake.renew, options=options))
 
     # --- closing ------------------------------------------------------------------------------------------------------
 

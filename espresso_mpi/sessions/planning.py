@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from ..engine.diagnostics import CallKey
 from ..engine.plan_change import agree_on_plan, averaged_pending, resharded_for_plan
 from ..errors import ConfigError
 from ..options import Options
+from ..state.store import SyncState
 from ..tracing.trace_file import refuse_unwritable
 from ..tuning import OptimizerRule
 from ..types import Plan, Strategy, TensorSpec
@@ -179,7 +181,8 @@ class Planning(SessionBase):
 
         def begin() -> None:
             on_rank_0(transport, lambda: refuse_unwritable(target), ConfigError)
-            self._change_plan(replace(before, compressor="none", route=None, plan=None))
+            recorded = replace(before, compressor="none", route=None, plan=None)
+            self._change_plan(recorded, self._engine.sync_state)
             self._recording = True
 
         def end() -> None:
@@ -289,6 +292,11 @@ class Planning(SessionBase):
             problem = problem or f"follow: got {plan!r}; expected a Plan, or the path of one"
         new, transport, before = made.plan or Plan(), self._transport, self._options
         self._between_steps("follow", lambda: self._adopt(new, agree_on_plan(transport, before, new, problem)))
+
+    def _change_plan(self, options: Options, sync_state: SyncState) -> None:
+        """Use other options from now on, also for gradients that wait for other ranks. In an action of all ranks."""
+        self._follow(options, sync_state)
+        self._engine.renew(partial(self._intake.renew, options=options))
 
     def _adopt(self, plan: Plan, options: Options | None = None) -> None:
         """Continue with another plan, and reshard the residuals of tensors that travel differently. Collective."""
