@@ -28,6 +28,9 @@ SHORT = 30
 """Steps of a warm-up below which ``RARE`` is used by all: an element that is rounded to zero in all of them has no
 variance, and far too long steps from then on."""
 
+_TIMED = 4
+"""Dense steps of a run that is only timed, if it is not very short."""
+
 MOMENTUM = 0.9
 """Of SGD."""
 
@@ -79,11 +82,22 @@ class Phases:
     Attributes:
         dense: the first steps, in which an optimizer synchronises gradients.
         every: local steps between two averages.
+        long: whether those steps are enough for ``WARMUP``; None: by their number.
     """
 
     steps: int
     dense: int
     every: int = EVERY
+    long: bool | None = None
+
+    @property
+    def warmup(self) -> str:
+        """How ``onebit-adam`` and ``onebit-lamb`` synchronise gradients."""
+        return WARMUP if self._long else RARE
+
+    @property
+    def _long(self) -> bool:
+        return self.dense >= SHORT if self.long is None else self.long
 
     @classmethod
     def usual(cls, steps: int) -> Phases:
@@ -91,9 +105,14 @@ class Phases:
         return cls(steps, max(1, round(DENSE * steps)))
 
     def shortened(self, steps: int) -> Phases:
-        """The same of a run of so many steps, which has an average at least, if it has steps enough."""
-        dense = max(1, round(self.dense * steps / self.steps))
-        return Phases(steps, dense, max(1, min(self.every, (steps - dense - 1) // 2)))
+        """The same of a run of so many steps, which has an average at least, if it has steps enough.
+
+        A few of them are dense, so that not only the first one is timed; what they send is the same.
+        """
+        if steps == self.steps:
+            return self
+        dense = max(1, min(_TIMED, steps // 3), round(self.dense * steps / self.steps))
+        return Phases(steps, dense, max(1, min(self.every, (steps - dense - 1) // 2)), self._long)
 
 
 class Way(Protocol):
@@ -148,12 +167,8 @@ class _Gradients:
         """The replicas are equal already."""
 
 
-def _warmup(phases: Phases) -> str:
-    return WARMUP if phases.dense >= SHORT else RARE
-
-
 def _onebit_adam(params: dict[str, Any], session: Session, phases: Phases) -> OnebitAdam:
-    return OnebitAdam(params, session, warmup=phases.dense, warmup_compressor=_warmup(phases))
+    return OnebitAdam(params, session, warmup=phases.dense, warmup_compressor=phases.warmup)
 
 
 def _zero_one_adam(params: dict[str, Any], session: Session, phases: Phases) -> ZeroOneAdam:
@@ -170,7 +185,7 @@ def _demo(params: dict[str, Any], session: Session, phases: Phases) -> DeMo:
 
 
 def _onebit_lamb(params: dict[str, Any], session: Session, phases: Phases) -> OnebitLamb:
-    return OnebitLamb(params, session, warmup=phases.dense, warmup_compressor=_warmup(phases))
+    return OnebitLamb(params, session, warmup=phases.dense, warmup_compressor=phases.warmup)
 
 
 _OWN = {

@@ -130,10 +130,11 @@ def test_without_its_packages_the_error_says_how_to_install_them(monkeypatch):
 
 def test_a_shortened_run_has_dense_steps_and_averages_as_well():
     phases = Phases(3000, 150, 60)
-    assert phases.shortened(40) == Phases(40, 2, 18)
+    assert phases.shortened(40) == Phases(40, 4, 17, long=True)
     assert phases.shortened(3000) == phases
     assert Phases.usual(300) == Phases(300, 60, 15)
     for steps in range(1, 30):
         short = phases.shortened(steps)
-        assert short.dense == 1 and short.every >= 1
+        assert short.dense == min(4, max(1, steps // 3)) and short.every >= 1
+        assert short.warmup == phases.warmup == "int4" and Phases.usual(steps).warmup == "int8"
         assert steps < 3 or short.dense + short.every < steps  # an average before the end
