@@ -155,11 +155,11 @@ class Engine(SyncsAgain):
         assert call.action is not None
         pending_groups = self._dispatcher.pending_groups
         try:
-            if pending_groups.count and self._options.tuning is not None and call.key[0] != "close":
-                self._dispatcher.dissolve_groups()  # a tensor that was missing in the last step was pushed early
-                self._actions.insert(0, call)
-                return
             if pending_groups.count and call.key[0] != "close":
+                if self._options.tuning is not None:  # a tensor that was missing in the last step was pushed early
+                    self._dispatcher.dissolve_groups()
+                    self._actions.insert(0, call)
+                    return
                 missing = ", ".join(map(repr, pending_groups.absent()))
                 raise ConfigError(
                     f"{call.title}: tensors are still under way, which wait for {missing} of their group; call "

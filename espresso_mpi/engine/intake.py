@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import numbers
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..arrays import buffers, device
@@ -22,12 +22,15 @@ from .diagnostics import CallKey
 
 _LOG = logging.getLogger("espresso_mpi")
 
-Flat = Callable[[], Iterable[tuple[str, Any]]]
-"""Returns the names and arrays of a call; may raise."""
+Named = Sequence[tuple[str, Any]]
+"""The names and arrays of a call, as the caller gave them."""
 
-Noted = Callable[[CallKey, Sequence[str] | None, "Sequence[Gradient] | None"], None]
-"""Called with each call, the names of its tensors and these before they are sent; None: it failed on this rank, so that
-they are not known."""
+Flat = Callable[[], Named]
+"""Returns those of a call; may raise."""
+
+Noted = Callable[[CallKey, Named | None, "Sequence[Gradient] | None"], None]
+"""Called with each call, its arrays and its tensors before they are sent; None: it failed on this rank before these are
+known."""
 
 
 class _Taken(NamedTuple):
@@ -65,18 +68,17 @@ class Intake:
         noted: Noted,
     ) -> PendingCall:
         """A pending call over the caller's memory; an error is stored until all ranks know of it."""
-        batch, order, names = None, 0.0, None
+        batch, order, arrays = None, 0.0, None
 
         def adopt() -> list[Gradient]:
-            nonlocal order, names
-            arrays = list(flat())
-            names = [name for name, _ in arrays]
+            nonlocal order, arrays
+            arrays = flat()
             order = 0.0 if priority is None else _checked_priority(priority)
             return [buffers.adopt_gradient(name, value) for name, value in arrays]
 
         gradients, claimed, gpu, arrival, problem = self._taken(adopt, title, "grads: cannot be read")
         try:
-            noted(key, names, gradients if problem is None else None)
+            noted(key, arrays, gradients if problem is None else None)
         except BaseException:  # there will be no call to wait for
             self.claims.drop(claimed)
             raise

@@ -16,6 +16,7 @@ from ..autotune.tuner import Tuner
 from ..collectives.messages.agreement import on_rank_0
 from ..engine.batches import strategy_of
 from ..engine.diagnostics import CallKey
+from ..engine.intake import Named
 from ..engine.plan_change import agree_on_plan, averaged_pending, resharded_for_plan
 from ..errors import ConfigError
 from ..options import Options
@@ -218,18 +219,19 @@ class Planning(SessionBase):
         if self._tuner is not None and self._tuner.fidelity.rule is None:
             self._tuner.fidelity.rule = rule
 
-    def _watch(self, key: CallKey, names: Sequence[str] | None, gradients: Sequence[Gradient] | None) -> None:
+    def _watch(self, key: CallKey, arrays: Named | None, gradients: Sequence[Gradient] | None) -> None:
         """Record the time of a call, and run the actions that are due between two steps.
 
         Args:
             key: key of the call.
-            names: of its tensors; None: they are not known.
+            arrays: as the caller gave them; None: not even their names are known.
             gradients: its tensors; None: it failed on this rank. It will then fail on all ranks, but all of them still
                 take part in the actions between steps.
         """
         clock = self._clock
         if clock is None:
             return
+        names = None if arrays is None else [name for name, _ in arrays]
         if clock.repeats(key) if names is None else clock.begins(names):
             self._end_step(clock, key, names or ())
         if gradients is not None:

@@ -304,7 +304,7 @@ def test_a_failure_of_mpi_at_opening_is_named(world):
     assert f"rank {world.rank} (" in str(caught.value) and f"while opening a session: {BROKEN}" in str(caught.value)
 
 
-@pytest.mark.skipif(MPI.COMM_WORLD.size < 2, reason="needs 2 ranks")
+@several
 def test_an_action_at_the_end_of_a_call_may_push_and_may_not_wait(world, open_session):
     session, found, pushed = open_session(), [], threading.Event()
     later, last = np.full(3, world.rank, np.float32), world.rank == world.size - 1

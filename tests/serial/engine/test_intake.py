@@ -14,8 +14,8 @@ def test_the_call_in_which_a_plan_is_made_goes_by_it_already():
     intake, array = Intake(Topology(((0, 1),))), np.ones(100, np.float32)
     chosen = [Options.checked(compressor="none", min_bytes=0)[0]]
 
-    def noted(call, names, gradients):
-        assert names == ["w"] and np.shares_memory(gradients[0].array, array)
+    def noted(call, arrays, gradients):
+        assert [name for name, _ in arrays] == ["w"] and np.shares_memory(gradients[0].array, array)
         chosen[0] = Options.checked(compressor="onebit", min_bytes=0)[0]
 
     call = intake.pending_call(("sync", ""), array, lambda: [("w", array)], "sync", None, lambda: chosen[0], noted)
