@@ -163,9 +163,12 @@ class Options:
 
     def _is_dense(self, spec: TensorSpec, topology: Topology) -> bool:
         """Whether a tensor is sent uncompressed in a session that compresses."""
-        if spec.nbytes < self.min_bytes or topology.size == 1:
-            return True
-        return any(fnmatchcase(spec.name, pattern) for pattern in self.dense)
+        return topology.size == 1 or self.stays_dense(spec.name, spec.nbytes)
+
+    def stays_dense(self, name: str, nbytes: int) -> bool:
+        """Whether ``min_bytes`` or ``dense`` says so; a pattern for ``w`` is one for ``DiLoCo w`` of an optimizer."""
+        names = name, name.rpartition(" ")[2]
+        return nbytes < self.min_bytes or any(fnmatchcase(one, pattern) for pattern in self.dense for one in names)
 
     @property
     def _may_stay_dense(self) -> bool:

@@ -71,6 +71,12 @@ class DeMo(Oracle):
         self.x = (1 - lr * weight_decay) * self.x - lr * (np.sign(mean) if sign else mean)
 
 
+def typical(v):
+    """The variances with the geometric mean of the positive ones, to a power of two, in the place of zeros."""
+    positive = v[v > 0]
+    return np.where(v > 0, v, 2.0 ** np.floor(np.frexp(positive)[1].mean())) if positive.size else v
+
+
 class ZeroOneAdam(Oracle):
     """Algorithm 1 of Lu et al. with bias correction, decoupled decay, and dense steps that also move the momentum."""
 
@@ -105,7 +111,7 @@ class ZeroOneAdam(Oracle):
         self.start, self.last, self.u, self.rates, self.decayed = self.x, self.t, np.zeros(self.x.shape), 0.0, 1.0
 
     def root(self, second, eps):
-        return np.sqrt(self.v / (1 - second**self.updates)) + eps
+        return np.sqrt(typical(self.v) / (1 - second**self.updates)) + eps
 
 
 class OnebitLamb(Oracle):
@@ -127,7 +133,8 @@ class OnebitLamb(Oracle):
             gradient = (new - first * self.m) / (1 - first)
             self.m, self.fresh = new, second * self.fresh + (1 - second) * gradient**2
         root, fresh = (np.sqrt(v / (1 - second**t)) + eps for v, t in ((self.v, frozen), (self.fresh, self.t)))
-        u = self.m / (1 - first**self.t) / root + weight_decay * self.x
+        moving = np.sqrt(typical(self.v) / (1 - second**frozen)) + eps
+        u = self.m / (1 - first**self.t) / moving + weight_decay * self.x
         if self.t <= warmup:
             c = np.clip(np.linalg.norm(self.x) / np.linalg.norm(u), 0.01, 10)
             self.mean = 0.9 * self.mean + 0.1 * c

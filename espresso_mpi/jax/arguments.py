@@ -64,6 +64,8 @@ def schedule(owner: str, learning_rate: Any) -> Callable[[Any], Any]:
     if callable(learning_rate):
         given: Callable[[Any], Any] = learning_rate
         return lambda updates: jnp.asarray(given(updates), jnp.float32)
+    if isinstance(learning_rate, jax.Array) and not learning_rate.shape:  # of optax.inject_hyperparams
+        return lambda updates: learning_rate.astype(jnp.float32)
     value = number(owner, "learning_rate", learning_rate, 0, MOST)
     return lambda updates: value
 

@@ -21,7 +21,7 @@ from ..optim.updates import frozen_direction, lamb_direction
 from ..session import Session
 from .arguments import decays, given_params, optax_for, steps, unbiased, usable
 from .optimizers import momenta
-from .trees import averaged_tree, counter, like, mapped, numbers, one_chain, single, zeros
+from .trees import averaged_tree, counter, like, mapped, numbers, one_chain, single, typical_variances, zeros
 
 
 class OnebitLambState(NamedTuple):
@@ -156,14 +156,15 @@ class _OnebitLamb:
         formula, scale = frozen_direction(jnp.sqrt), 1 / (1 - KEEP**self.warmup)
 
         def of_parameter(
-            m: Any, fresh: Any, v: Any, x: Any, decay: Any, coefficient: Any, factor: Any, mean: Any
+            m: Any, fresh: Any, v: Any, x: Any, decay: Any, typical: Any, coefficient: Any, factor: Any, mean: Any
         ) -> tuple[Any, ...]:
-            direction, m, fresh = formula(mean, m, fresh, v, x, *rates, decay)
+            direction, m, fresh = formula(mean, m, fresh, v, x, *rates, decay, typical)
             ratios = root_ratios(jnp.sqrt, v, fresh, v_scale, fresh_scale, eps)
             factor = bounded(jnp.max(ratios, initial=0), factor, jnp.clip)  # the initial is for empty arrays
             return factor * coefficient * scale * direction, m, fresh, factor
 
-        trees = state.mu, state.fresh, state.nu, params, each_decay, state.coefficients, state.factors
+        settled = state.nu, params, each_decay, typical_variances(state.nu), state.coefficients
+        trees = state.mu, state.fresh, *settled, state.factors
         found, mu, fresh, factors = mapped(4, of_parameter, trees, means)
         return found, OnebitLambState(now, mu, state.nu, fresh, state.coefficients, factors, token)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -30,6 +29,7 @@ class DiLoCoState(NamedTuple):
         inner: the state of the inner optimizer.
         anchor: the parameters of the last average, at least float32.
         velocity: u, float32.
+        averaged: of each fragment, the number of local steps before its last average; int32.
         token: number of synchronisations so far, which orders them; see ``after`` of ``sync``.
     """
 
@@ -37,6 +37,7 @@ class DiLoCoState(NamedTuple):
     inner: Any
     anchor: Any
     velocity: Any
+    averaged: Any
     token: Any
 
 
@@ -106,30 +107,50 @@ class _DiLoCo:
     settings: SGDSettings
 
     def start(self, params: Any) -> DiLoCoState:
-        return DiLoCoState(counter(), self.inner.init(params), precise(params), zeros(params), counter())
+        averaged = jnp.zeros(len(self._parts(params)), jnp.int32)
+        return DiLoCoState(counter(), self.inner.init(params), precise(params), zeros(params), averaged, counter())
+
+    def _parts(self, params: Any) -> list[tuple[int, ...]]:
+        """The numbers of the leaves of each fragment."""
+        leaves = enumerate(jax.tree_util.tree_leaves(params))
+        return parts([(index, jnp.size(leaf)) for index, leaf in leaves if jnp.size(leaf)], self.fragments)
 
     def update(
         self, updates: Any, state: DiLoCoState, params: Any = None, *, average: bool = False, **others: Any
     ) -> tuple[Any, DiLoCoState]:
         one_chain(self, self.session)
         before = precise(given_params(self.owner, params))
-        leaves = jax.tree_util.tree_leaves(before)
+        fragments = self._parts(before)
         if average:
-            target, state = self._outer(range(len(leaves)), self.learning_rate(state.count), before, state)
+            lr, target = self.learning_rate(state.count), before
+            for number in range(len(fragments)):
+                moved = state.averaged[number] != state.count
+                target, state = self._if_due(moved, fragments, number, lr, target, state)
             return like(difference(target, before), params), state
         moved, inner = self.inner.update(updates, state.inner, params, **others)
         lr, state = self.learning_rate(state.count), state._replace(count=state.count + 1, inner=inner)
-        target, due = precise(self.apply(params, moved)), [jnp.zeros((), bool)] * len(leaves)
-        fragments = parts([(index, leaf.size) for index, leaf in enumerate(leaves) if leaf.size], self.fragments)
+        target = precise(self.apply(params, moved))
+        due = [jnp.zeros((), bool)] * len(jax.tree_util.tree_leaves(before))
         for number, fragment in enumerate(fragments):
             now = state.count % self.every == phase(self.every, number, len(fragments))
-            take = partial(self._outer, fragment, lr)
-            target, state = jax.lax.cond(now, take, lambda target, state: (target, state), target, state)
+            target, state = self._if_due(now, fragments, number, lr, target, state)
             due = [now if index in fragment else other for index, other in enumerate(due)]
         led, shape = jax.tree_util.tree_flatten(like(difference(target, before), params))
         alone = shape.flatten_up_to(moved)  # as the inner optimizer returned it, to the bit
         found = [jnp.where(*chosen) for chosen in zip(due, led, alone)]
         return like(jax.tree_util.tree_unflatten(shape, found), params), state
+
+    def _if_due(
+        self, due: Any, fragments: Sequence[Sequence[int]], number: int, lr: Any, local: Any, state: DiLoCoState
+    ) -> tuple[Any, DiLoCoState]:
+        """The parameters and the state after the outer step of a fragment, or as they are."""
+
+        def take(local: Any, state: DiLoCoState) -> tuple[Any, DiLoCoState]:
+            averaged = state.averaged.at[number].set(state.count)
+            return self._outer(fragments[number], lr, local, state._replace(averaged=averaged))
+
+        found: tuple[Any, DiLoCoState] = jax.lax.cond(due, take, lambda local, state: (local, state), local, state)
+        return found
 
     def _outer(self, fragment: Sequence[int], lr: Any, local: Any, state: DiLoCoState) -> tuple[Any, DiLoCoState]:
         """The parameters after the step of a fragment along the mean of its progress, from its anchor."""

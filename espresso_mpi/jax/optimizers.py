@@ -18,7 +18,7 @@ from ..optim.settings import AdamSettings, SGDSettings
 from ..optim.updates import adam, decayed_momentum, frozen_adam, momentum, sgd
 from ..session import Session
 from .arguments import optax_for, steps, unbiased, usable
-from .trees import averaged_tree, counter, like, mapped, one_chain, single, zeros
+from .trees import averaged_tree, counter, like, mapped, one_chain, single, typical_variances, zeros
 
 
 class OnebitAdamState(NamedTuple):
@@ -112,7 +112,7 @@ class _OnebitAdam:
     def _dense(self, state: OnebitAdamState, scales: Any, grads: Any) -> tuple[Any, Any, Any, Any]:
         """Adam's step on the mean of the gradients; a step of rate -1 from zero is the update."""
         step = adam(jnp.sqrt)
-        numbers = (self.b1, 1 - self.b1, self.b2, 1 - self.b2, -1.0, *scales, self.eps, 0.0)
+        numbers = (self.b1, 1 - self.b1, self.b2, 1 - self.b2, -1.0, *scales, self.eps, 0.0, 0.0)
         means, token = averaged_tree(grads, self.session, False, state.token, self.gradient_means)
         found = mapped(3, lambda m, v, g: step(jnp.zeros_like(m), m, v, g, *numbers), (state.mu, state.nu), means)
         return found[0], found[1], found[2], token
@@ -122,7 +122,11 @@ class _OnebitAdam:
         step, sent = frozen_adam(jnp.sqrt), momenta(grads, state.mu, self.b1)
         means, token = averaged_tree(sent, self.session, False, state.token)
         numbers = (-1.0, *scales, self.eps, 0.0)
-        found = mapped(2, lambda m, v, mean: step(jnp.zeros_like(m), m, v, mean, *numbers), (state.mu, state.nu), means)
+
+        def of_parameter(m: Any, v: Any, typical: Any, mean: Any) -> Any:
+            return step(jnp.zeros_like(m), m, v, mean, *numbers, typical)
+
+        found = mapped(2, of_parameter, (state.mu, state.nu, typical_variances(state.nu)), means)
         return found[0], found[1], state.nu, token
 
 

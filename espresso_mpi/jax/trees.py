@@ -97,6 +97,20 @@ def difference(tree: Any, other: Any) -> Any:
     return jax.tree_util.tree_map(lambda x, y: x - y, tree, other)
 
 
+def typical_variances(variances: Any) -> Any:
+    """What counts as v where v is zero, a float32 for each parameter: as of ``espresso_mpi.optim.zero_variance``."""
+    leaves, tree = jax.tree_util.tree_flatten(variances)
+    exponents = [jnp.where(v > 0, jnp.frexp(v)[1], 0).astype(jnp.float32).sum() for v in leaves]
+    counts = [(v > 0).astype(jnp.float32).sum() for v in leaves]
+    among_all = _typical(sum(counts, jnp.float32(0)), sum(exponents, jnp.float32(0)))
+    found = [jnp.where(n > 0, _typical(n, total), among_all) for n, total in zip(counts, exponents)]
+    return jax.tree_util.tree_unflatten(tree, found)
+
+
+def _typical(count: Any, total: Any) -> Any:
+    return jnp.where(count > 0, jnp.exp2(jnp.floor(total / jnp.maximum(count, 1))), 0)
+
+
 def mapped(results: int, formula: Callable[..., Any], trees: tuple[Any, ...], last: Any) -> list[Any]:
     """So many trees: what a formula makes of the leaves of several trees of one structure.
 

@@ -22,7 +22,19 @@ from ..optim.zero_one_adam import Policy, grown
 from ..session import Session
 from .arguments import decays, given_params, optax_for, schedule, steps, unbiased, usable
 from .optimizers import momenta
-from .trees import averaged_tree, counter, difference, like, mapped, numbers, one_chain, precise, single, zeros
+from .trees import (
+    averaged_tree,
+    counter,
+    difference,
+    like,
+    mapped,
+    numbers,
+    one_chain,
+    precise,
+    single,
+    typical_variances,
+    zeros,
+)
 
 
 class ZeroOneAdamState(NamedTuple):
@@ -174,10 +186,11 @@ class _ZeroOneAdam:
         updates, (first, second), formula = state.updates + 1, self.settings.betas, adam(jnp.sqrt)
         rates = first, 1 - first, second, 1 - second, step.lr, unbiased(first, step.number), unbiased(second, updates)
 
-        def of_parameter(x: Any, m: Any, v: Any, decay: Any, g: Any) -> Any:
-            return formula(x, m, v, g, *rates, self.settings.eps, decay)
+        def of_parameter(x: Any, m: Any, v: Any, decay: Any, typical: Any, g: Any) -> Any:
+            return formula(x, m, v, g, *rates, self.settings.eps, decay, typical)
 
-        x, mu, nu = mapped(3, of_parameter, (state.anchor, state.mu, state.nu, step.decays), means)
+        trees = state.anchor, state.mu, state.nu, step.decays, typical_variances(state.nu)
+        x, mu, nu = mapped(3, of_parameter, trees, means)
         after = self.policy.update_after(step.number, updates, jnp)
         return x, state._replace(
             count=step.number, updates=updates, next_update=after, synced_at=step.number, mu=mu, nu=nu, anchor=x,
@@ -189,14 +202,17 @@ class _ZeroOneAdam:
         first, formula = self.settings.betas[0], local_adam(jnp.sqrt)
         rate = step.lr * unbiased(first, step.number)
 
-        def of_parameter(x: Any, m: Any, u: Any, v: Any, decay: Any, length: Any, kept: Any, g: Any) -> tuple[Any, ...]:
+        def of_parameter(
+            x: Any, m: Any, u: Any, v: Any, decay: Any, typical: Any, length: Any, kept: Any, g: Any
+        ) -> tuple[Any, ...]:
             shrink, finite = 1 - step.lr * decay, jnp.isfinite(g).all()
-            numbers_ = first, 1 - first, rate, self._v_scale(state), self.settings.eps, shrink
+            numbers_ = first, 1 - first, rate, self._v_scale(state), self.settings.eps, shrink, typical
             found = formula(x, m, u, v, g, *numbers_)
             moved = [jnp.where(finite, new, old) for new, old in zip(found, (x, m, u))]
             return *moved, *grown(length, kept, rate, shrink), finite
 
-        trees = step.params, state.mu, state.moved, state.nu, step.decays, state.lengths, state.kept
+        settled = state.nu, step.decays, typical_variances(state.nu)
+        trees = step.params, state.mu, state.moved, *settled, state.lengths, state.kept
         x, mu, moved, lengths, kept, finite = mapped(6, of_parameter, trees, step.grads)
         spoilt = state.spoilt | ~jnp.asarray(jax.tree_util.tree_leaves(finite), bool).all()
         return x, state._replace(count=step.number, mu=mu, moved=moved, lengths=lengths, kept=kept, spoilt=spoilt)
@@ -207,10 +223,11 @@ class _ZeroOneAdam:
         means, token = averaged_tree(momenta(step.grads, state.mu, first), self.session, False, state.token)
         rates = step.lr, unbiased(first, step.number), self._v_scale(state), self.settings.eps
 
-        def of_parameter(x: Any, m: Any, v: Any, decay: Any, mean: Any) -> Any:
-            return formula(x, m, v, mean, *rates, decay)
+        def of_parameter(x: Any, m: Any, v: Any, decay: Any, typical: Any, mean: Any) -> Any:
+            return formula(x, m, v, mean, *rates, decay, typical)
 
-        x, mu = mapped(2, of_parameter, (state.anchor, state.mu, state.nu, step.decays), means)
+        trees = state.anchor, state.mu, state.nu, step.decays, typical_variances(state.nu)
+        x, mu = mapped(2, of_parameter, trees, means)
         return x, state._replace(count=step.number, synced_at=step.number, mu=mu, anchor=x, token=token)
 
     def _after_local(self, step: _Step, state: ZeroOneAdamState) -> tuple[Any, ZeroOneAdamState]:
@@ -228,10 +245,11 @@ class _ZeroOneAdam:
         sent, lengths, kept = mapped(3, sent_of, trees, step.grads)
         means, token = averaged_tree(spoilt_tree(sent, state.spoilt), self.session, False, state.token)
 
-        def of_parameter(x: Any, m: Any, v: Any, length: Any, kept: Any, mean: Any) -> Any:
-            return formula(x, m, x, v, mean, length, self._v_scale(state), self.settings.eps, kept)
+        def of_parameter(x: Any, m: Any, v: Any, length: Any, kept: Any, typical: Any, mean: Any) -> Any:
+            return formula(x, m, x, v, mean, length, self._v_scale(state), self.settings.eps, kept, typical)
 
-        x, mu = mapped(2, of_parameter, (state.anchor, state.mu, state.nu, lengths, kept), means)
+        settled = state.nu, lengths, kept, typical_variances(state.nu)
+        x, mu = mapped(2, of_parameter, (state.anchor, state.mu, *settled), means)
         return x, state._replace(
             count=step.number, synced_at=step.number, mu=mu, anchor=x, moved=zeros(sent), lengths=numbers(sent, 0.0),
             kept=numbers(sent, 1.0), spoilt=jnp.zeros((), bool), token=token,

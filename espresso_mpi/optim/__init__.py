@@ -6,6 +6,7 @@
 - ``diloco``: synchronises the progress of many local steps.
 - ``rules``: the common part of the optimizers that synchronise momenta. ``espresso_mpi.torch`` and ``espresso_mpi.jax``
   use the same rules and formulas.
+- ``zero_variance``: steps of parameters that had no gradient when their variance was frozen.
 - ``updates``: the formulas. They run as fused kernels on the CPU, and as array expressions elsewhere.
 - ``tensors``: sees parameters as flat arrays.
 - ``settings``, ``messages``, ``saved``: check numbers, sessions and saved states.

@@ -52,7 +52,8 @@ class DiLoCo:
     Args:
         params: float32 or float64 arrays in nested lists, tuples and dicts, as for ``Clan``. Pass only parameters that
             are trained, such as ``{n: p for n, p in model.named_parameters() if p.requires_grad}`` with torch.
-        session: synchronises the progress; ``compressor="int4"`` is usual. It needs ``nonfinite="raise"``.
+        session: synchronises the progress; ``compressor="int4"`` is usual. It needs ``nonfinite="raise"``. The name
+            of the progress of ``w`` is ``DiLoCo w``, so that it has no residual of a gradient.
         every: H, the number of local steps; 30 to 500 is usual.
         lr: η, the outer learning rate. It is an attribute, and can be set between steps.
         momentum: μ. The default is the best of a sweep of short runs (docs/optimizers.md); the paper has 0.9, for
@@ -184,6 +185,9 @@ class DiLoCo:
     def average(self, params: Any = None) -> Any:
         """Average all fragments at once, so that all ranks have the same parameters: the anchors. Collective.
 
+        This is an outer step that comes early, with its momentum. A fragment that no rank has moved since its last
+        average stays as it is.
+
         Args:
             params: as for ``step``.
 
@@ -193,9 +197,22 @@ class DiLoCo:
         tensors = self._tensors(params)
         self._params = self._receive(tensors, self._steps + self._delay)
         tensors = self._tensors(None)
-        for names in self._fragments:
+        for names in self._moved(tensors):
             self._send(tensors, names, self._steps)
         return self._receive(tensors, self._steps, mix=0.0)
+
+    def _moved(self, tensors: Mapping[str, Tensor]) -> list[tuple[str, ...]]:
+        """The fragments that a rank has moved from the anchor; a step along no progress would be one of the momentum.
+
+        Collective, because all ranks must send the same.
+        """
+
+        def has_moved(name: str) -> bool:
+            return bool((tensors[name].array != self._anchors[name]).any())
+
+        here = np.array([any(map(has_moved, names)) for names in self._fragments], np.uint8)
+        agreed = self._session.allreduce(here, op="max", name="DiLoCo moved") if here.size else here
+        return [names for names, moved in zip(self._fragments, agreed) if moved]
 
     def _tensors(self, params: Any) -> dict[str, Tensor]:
         tensors = tensors_of(self._params if params is None else params)
@@ -210,14 +227,15 @@ class DiLoCo:
         for name in names:
             tensor, message = tensors[name], self._messages[name]
             PROGRESS(tensor.library, (message.reshape(-1), self._anchors[name], tensor.array))
-            fragment.handles.append(self._session.push(name, message))
+            fragment.handles.append(self._session.push(f"DiLoCo {name}", message))
         self._under.append(fragment)
 
     def _receive(self, tensors: Mapping[str, Tensor], step: int, mix: float | None = None) -> Any:
-        """Use the results that are due in this step."""
-        for fragment in [f for f in self._under if f.due <= step]:
-            self._under.remove(fragment)
-            wait_for(fragment.handles)
+        """Use the results that are due in this step: all of them, or none if one is an error."""
+        due = [fragment for fragment in self._under if fragment.due <= step]
+        self._under = [fragment for fragment in self._under if fragment.due > step]
+        wait_for(handle for fragment in due for handle in fragment.handles)
+        for fragment in due:
             for name in fragment.names:
                 self._update(tensors[name], self._mix if mix is None else mix)
         self._params = buffers.rebuild(self._params, [tensor.adopted for tensor in tensors.values()])

@@ -13,6 +13,7 @@ from msgspec import Meta
 from .rules import Count, GradientMeans, KeptArray, Rule, Slot, SynchronisedOptimizer, put_momenta
 from .settings import AdamSettings, count
 from .updates import ADAM, FROZEN_ADAM
+from .zero_variance import TypicalVariances
 
 if TYPE_CHECKING:
     from ..session import Session
@@ -61,6 +62,12 @@ class OnebitRule(Rule[Counters]):
         super().__init__(session, Counters(0, 0, ()))
         self._warmup = warmup if warmup == "auto" else count(self.owner, "warmup", warmup, 1)
         self._mean_gradients = GradientMeans(self.owner, session, warmup_compressor)
+        self._typical = TypicalVariances()
+
+    def adopt(self, counters: Counters) -> None:
+        """As of every rule."""
+        self._typical.forget()
+        super().adopt(counters)
 
     def step(self, slots: Sequence[Slot[AdamSettings]]) -> None:
         """Update all parameters, in the stage that it is in."""
@@ -77,7 +84,7 @@ class OnebitRule(Rule[Counters]):
         self._count()
         for slot in slots:
             s, (first, second) = slot.settings, slot.settings.betas
-            numbers = (first, 1 - first, second, 1 - second, s.lr, *self._scales(s), s.eps, s.weight_decay)
+            numbers = (first, 1 - first, second, 1 - second, s.lr, *self._scales(s), s.eps, s.weight_decay, 0.0)
             ADAM(slot.tensor.library, (slot.tensor.array, slot.kept["m"], slot.kept["v"], slot.flat), numbers)
 
     def _compressed(self, slots: Sequence[Slot[AdamSettings]]) -> None:
@@ -85,10 +92,12 @@ class OnebitRule(Rule[Counters]):
         put_momenta(slots)
         self._sync(slots)
         self._count()
+        typical = self._typical.of(slots)
         for slot in slots:
             s = slot.settings
             arrays = (slot.tensor.array, slot.kept["m"], slot.kept["v"], slot.flat)
-            FROZEN_ADAM(slot.tensor.library, arrays, (s.lr, *self._scales(s), s.eps, s.weight_decay))
+            numbers = (s.lr, *self._scales(s), s.eps, s.weight_decay, typical[slot.tensor.name])
+            FROZEN_ADAM(slot.tensor.library, arrays, numbers)
 
     def _count(self) -> None:
         self.counters = replace(self.counters, steps=self.counters.steps + 1)

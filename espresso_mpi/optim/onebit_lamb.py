@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import numpy as np
 from msgspec import Meta
 
-from ..errors import ConfigError
+from ..errors import ConfigError, StateError
 from .rules import Count, GradientMeans, KeptArray, Rule, Slot, SynchronisedOptimizer, put_momenta
 from .settings import MOST, AdamSettings, count, lies
 from .tensors import computing
 from .updates import ALONG, FROZEN_DIRECTION, LAMB_DIRECTION
+from .zero_variance import TypicalVariances
 
 if TYPE_CHECKING:
     from ..session import Session
@@ -67,6 +68,22 @@ class LambRule(Rule[Counters]):
         self._warmup = count(self.owner, "warmup", warmup, 1)
         self._least, self._largest = checked_range(self.owner, coefficients)
         self._mean_gradients = GradientMeans(self.owner, session, warmup_compressor)
+        self._typical = TypicalVariances()
+
+    def read(self, state: Any, names: Iterable[str]) -> Counters:
+        """As of every rule; after the warm-up, the coefficients are those of the parameters."""
+        counters = super().read(state, names)
+        if counters.frozen_at and (missing := set(names) - set(counters.coefficients)):
+            raise StateError(
+                f"{self.owner}: the state has no coefficient of {min(missing)!r} and {len(missing) - 1} more; load the "
+                f"state of this model, with its names of parameters"
+            )
+        return counters
+
+    def adopt(self, counters: Counters) -> None:
+        """As of every rule."""
+        self._typical.forget()
+        super().adopt(counters)
 
     def step(self, slots: Sequence[Slot[AdamSettings]]) -> None:
         """Update all parameters, in the stage that it is in."""
@@ -106,16 +123,18 @@ class LambRule(Rule[Counters]):
         put_momenta(slots)
         self._sync(slots)
         steps, frozen_at, found = self.counters.steps + 1, self.counters.frozen_at, dict(self.counters.coefficients)
+        typical = self._typical.of(slots)
         for slot in slots:
             s, (first, second), kept, tensor = slot.settings, slot.settings.betas, slot.kept, slot.tensor
             v_scale = 1 / (1 - second**frozen_at)
             numbers = (first, 1 / (1 - first), second, 1 - second, 1 / (1 - first**steps), v_scale, s.eps)
             arrays = (slot.flat, kept["m"], kept["fresh"], kept["v"], tensor.array)
-            FROZEN_DIRECTION(tensor.library, arrays, (*numbers, s.weight_decay))
-            mean, factor = found.get(tensor.name, (0.0, 1.0))
+            FROZEN_DIRECTION(tensor.library, arrays, (*numbers, s.weight_decay, typical[tensor.name]))
+            share = 1 - KEEP**frozen_at
+            mean, factor = found.get(tensor.name) or (share * self._coefficient(slot), 1.0)  # added after the warm-up
             factor = _factor(slot, v_scale, 1 / (1 - second**steps), factor)
             found[tensor.name] = mean, factor
-            ALONG(tensor.library, (tensor.array, slot.flat), (s.lr * factor * mean / (1 - KEEP**frozen_at),))
+            ALONG(tensor.library, (tensor.array, slot.flat), (s.lr * factor * mean / share,))
         self.counters = replace(self.counters, steps=steps, coefficients=found)
 
 

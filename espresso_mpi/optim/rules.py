@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, TypeVar
 
@@ -107,12 +107,18 @@ class Rule(ABC, Generic[C]):
         require_raising(self.owner, session)
         self._session, self.counters = session, counters
 
+    @property
+    def session(self) -> Session:
+        """The session that synchronises the messages."""
+        return self._session
+
     @abstractmethod
     def step(self, slots: Sequence[Slot[Any]]) -> None:
         """Update all parameters. Collective.
 
         Raises:
-            EspressoError: as ``Session.sync``, on every rank. No parameter and no kept array has changed then.
+            EspressoError: as ``Session.sync``, on every rank. No parameter and no kept array has changed then. In a
+                warm-up by a compressor, gradients travel one by one: residuals of the others have changed.
         """
 
     def state(self) -> dict[str, Any]:
@@ -123,11 +129,14 @@ class Rule(ABC, Generic[C]):
         """
         return dataclasses.asdict(self.counters)  # type: ignore[call-overload]
 
-    def read(self, state: Any) -> C:
+    def read(self, state: Any, names: Iterable[str]) -> C:
         """Checked counters from ``state``, for ``adopt``.
 
+        Args:
+            names: of the parameters.
+
         Raises:
-            StateError: they are missing or damaged.
+            StateError: they are missing or damaged, or those of other parameters.
         """
         return saved.counters(self.owner, state, type(self.counters))
 
@@ -145,7 +154,7 @@ class GradientMeans:
 
     Args:
         owner: name of the optimizer.
-        compressor: spec; tensors below the session's ``min_bytes`` are sent uncompressed.
+        compressor: spec; tensors that the session's ``min_bytes`` or ``dense`` name are sent uncompressed.
 
     Raises:
         ConfigError: it is no spec of a compressor.
@@ -169,8 +178,8 @@ class GradientMeans:
 
     def push(self, name: str, message: Any) -> Handle:
         """Start to replace a float32 array by its mean. Collective."""
-        small = math.prod(message.shape) * 4 < self._session.min_bytes
-        compressor = "none" if small else self._compressor
+        dense = self._session.stays_dense(name, math.prod(message.shape) * 4)
+        compressor = "none" if dense else self._compressor
         feedback = "none" if compressor == "none" else "auto"
         handle: Handle = self._session.allreduce(
             message, name=f"{self._owner} {name}", compressor=compressor, feedback=feedback, blocking=False
@@ -289,7 +298,7 @@ class SynchronisedOptimizer:
         tensors, rule = tensors_of(self._params), self._rule
         found = saved.entries(rule.owner, state, self._kept, "moments")
         loaded = {t.name: {key: kept.load(t, found[t.name], key) for key, kept in rule.kept.items()} for t in tensors}
-        rule.adopt(rule.read(state.get("rule")))
+        rule.adopt(rule.read(state.get("rule"), self._kept))
         for tensor in tensors:
             for key, value in loaded[tensor.name].items():
                 self._kept[tensor.name][key][...] = tensor.library.from_host(tensor, value)

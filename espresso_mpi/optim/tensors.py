@@ -153,6 +153,10 @@ class NumPy:
         """The array itself if it is in host memory."""
         return array if self._np is np else None
 
+    def exponents(self, array: Any) -> Any:
+        """The exponents of ``frexp``: integers."""
+        return self._np.frexp(array)[1]
+
     def copy(self, array: Any) -> Any:
         """A new array of the same values."""
         return array.copy()
@@ -215,6 +219,10 @@ class Torch:
     def host_view(self, array: Any) -> np.ndarray | None:
         """The tensor's memory as an array of numpy if it is in host memory."""
         return array.numpy() if array.device.type == "cpu" else None
+
+    def exponents(self, array: Any) -> Any:
+        """The exponents of ``frexp``: integers."""
+        return self._torch.frexp(array).exponent
 
     def copy(self, array: Any) -> Any:
         """A new tensor of the same values."""

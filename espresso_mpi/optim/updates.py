@@ -22,13 +22,14 @@ from .tensors import NumPy, Torch
 def adam(sqrt: Callable[[Any], Any]) -> Callable[..., Any]:
     """AdamW (Loshchilov and Hutter, 2019): new x, m and v from a gradient.
 
-    ``m_scale`` and ``v_scale`` are 1/(1 - β₁ᵗ) and 1/(1 - β₂ᵗ); ``rest`` of a β is 1 - β.
+    ``m_scale`` and ``v_scale`` are 1/(1 - β₁ᵗ) and 1/(1 - β₂ᵗ); ``rest`` of a β is 1 - β. Here and below, ``typical``
+    counts as v where v is zero; 0 if that is of no account.
     """
 
-    def formula(x, m, v, g, first, first_rest, second, second_rest, rate, m_scale, v_scale, eps, decay):  # type: ignore[no-untyped-def]
+    def formula(x, m, v, g, first, first_rest, second, second_rest, rate, m_scale, v_scale, eps, decay, typical):  # type: ignore[no-untyped-def]
         m = first * m + first_rest * g
         v = second * v + second_rest * (g * g)
-        x = x - rate * (m * m_scale / (sqrt(v * v_scale) + eps) + decay * x)
+        x = x - rate * (m * m_scale / (sqrt((v + typical * (v == 0)) * v_scale) + eps) + decay * x)
         return x, m, v
 
     return formula
@@ -46,8 +47,9 @@ def momentum(sqrt: Callable[[Any], Any]) -> Callable[..., Any]:
 def frozen_adam(sqrt: Callable[[Any], Any]) -> Callable[..., Any]:
     """AdamW with a momentum from outside and a variance that stays: new x and m."""
 
-    def formula(x, m, v, mean, rate, m_scale, v_scale, eps, decay):  # type: ignore[no-untyped-def]
-        return x - rate * (mean * m_scale / (sqrt(v * v_scale) + eps) + decay * x), mean
+    def formula(x, m, v, mean, rate, m_scale, v_scale, eps, decay, typical):  # type: ignore[no-untyped-def]
+        root = sqrt((v + typical * (v == 0)) * v_scale)
+        return x - rate * (mean * m_scale / (root + eps) + decay * x), mean
 
     return formula
 
@@ -110,9 +112,10 @@ def sign_step(sqrt: Callable[[Any], Any]) -> Callable[..., Any]:
 def local_adam(sqrt: Callable[[Any], Any]) -> Callable[..., Any]:
     """A local step of 0/1 Adam: new x, m, and sum u of the momenta by which x has moved. ``shrink`` is 1 - η λ."""
 
-    def formula(x, m, u, v, g, first, first_rest, rate, v_scale, eps, shrink):  # type: ignore[no-untyped-def]
+    def formula(x, m, u, v, g, first, first_rest, rate, v_scale, eps, shrink, typical):  # type: ignore[no-untyped-def]
         m = first * m + first_rest * g
-        return shrink * x - rate * m / (sqrt(v * v_scale) + eps), m, shrink * u + rate * m
+        root = sqrt((v + typical * (v == 0)) * v_scale)
+        return shrink * x - rate * m / (root + eps), m, shrink * u + rate * m
 
     return formula
 
@@ -129,8 +132,9 @@ def mean_momentum(sqrt: Callable[[Any], Any]) -> Callable[..., Any]:
 def from_anchor(sqrt: Callable[[Any], Any]) -> Callable[..., Any]:
     """The end of local steps of 0/1 Adam: new x and m from where the steps began and from the mean momentum."""
 
-    def formula(x, m, anchor, v, mean, length, v_scale, eps, kept):  # type: ignore[no-untyped-def]
-        return kept * anchor - length * mean / (sqrt(v * v_scale) + eps), mean
+    def formula(x, m, anchor, v, mean, length, v_scale, eps, kept, typical):  # type: ignore[no-untyped-def]
+        root = sqrt((v + typical * (v == 0)) * v_scale)
+        return kept * anchor - length * mean / (root + eps), mean
 
     return formula
 
@@ -152,10 +156,11 @@ def frozen_direction(sqrt: Callable[[Any], Any]) -> Callable[..., Any]:
     ``inverse`` is 1/(1 - β₁).
     """
 
-    def formula(mean, m, fresh, v, x, first, inverse, second, second_rest, m_scale, v_scale, eps, decay):  # type: ignore[no-untyped-def]
+    def formula(mean, m, fresh, v, x, first, inverse, second, second_rest, m_scale, v_scale, eps, decay, typical):  # type: ignore[no-untyped-def]
         g = (mean - first * m) * inverse
         fresh = second * fresh + second_rest * (g * g)
-        return mean * m_scale / (sqrt(v * v_scale) + eps) + decay * x, mean, fresh
+        root = sqrt((v + typical * (v == 0)) * v_scale)
+        return mean * m_scale / (root + eps) + decay * x, mean, fresh
 
     return formula
 
@@ -183,10 +188,10 @@ _lamb, _frozen_lamb, _along, _sign_step = (
 
 
 @host.Kernel
-def _adam_kernel(x, m, v, g, first, first_rest, second, second_rest, rate, m_scale, v_scale, eps, decay):  # type: ignore[no-untyped-def]
+def _adam_kernel(x, m, v, g, first, first_rest, second, second_rest, rate, m_scale, v_scale, eps, decay, typical):  # type: ignore[no-untyped-def]
     for i in prange(x.size):
         x[i], m[i], v[i] = _adam(
-            x[i], m[i], v[i], g[i], first, first_rest, second, second_rest, rate, m_scale, v_scale, eps, decay
+            x[i], m[i], v[i], g[i], first, first_rest, second, second_rest, rate, m_scale, v_scale, eps, decay, typical
         )
 
 
@@ -197,9 +202,9 @@ def _momentum_kernel(g, m, first, first_rest):  # type: ignore[no-untyped-def]
 
 
 @host.Kernel
-def _frozen_kernel(x, m, v, mean, rate, m_scale, v_scale, eps, decay):  # type: ignore[no-untyped-def]
+def _frozen_kernel(x, m, v, mean, rate, m_scale, v_scale, eps, decay, typical):  # type: ignore[no-untyped-def]
     for i in prange(x.size):
-        x[i], m[i] = _frozen(x[i], m[i], v[i], mean[i], rate, m_scale, v_scale, eps, decay)
+        x[i], m[i] = _frozen(x[i], m[i], v[i], mean[i], rate, m_scale, v_scale, eps, decay, typical)
 
 
 @host.Kernel
@@ -233,9 +238,9 @@ def _sign_step_kernel(x, q, shrink, along, signed):  # type: ignore[no-untyped-d
 
 
 @host.Kernel
-def _local_kernel(x, m, u, v, g, first, first_rest, rate, v_scale, eps, shrink):  # type: ignore[no-untyped-def]
+def _local_kernel(x, m, u, v, g, first, first_rest, rate, v_scale, eps, shrink, typical):  # type: ignore[no-untyped-def]
     for i in prange(x.size):
-        x[i], m[i], u[i] = _local(x[i], m[i], u[i], v[i], g[i], first, first_rest, rate, v_scale, eps, shrink)
+        x[i], m[i], u[i] = _local(x[i], m[i], u[i], v[i], g[i], first, first_rest, rate, v_scale, eps, shrink, typical)
 
 
 @host.Kernel
@@ -245,9 +250,9 @@ def _mean_momentum_kernel(g, m, u, first, first_rest, rate, shrink, inverse):  #
 
 
 @host.Kernel
-def _from_anchor_kernel(x, m, anchor, v, mean, length, v_scale, eps, kept):  # type: ignore[no-untyped-def]
+def _from_anchor_kernel(x, m, anchor, v, mean, length, v_scale, eps, kept, typical):  # type: ignore[no-untyped-def]
     for i in prange(x.size):
-        x[i], m[i] = _from_anchor(x[i], m[i], anchor[i], v[i], mean[i], length, v_scale, eps, kept)
+        x[i], m[i] = _from_anchor(x[i], m[i], anchor[i], v[i], mean[i], length, v_scale, eps, kept, typical)
 
 
 @host.Kernel
@@ -259,11 +264,14 @@ def _lamb_kernel(g, m, v, x, first, first_rest, second, second_rest, m_scale, v_
 
 
 @host.Kernel
-def _frozen_lamb_kernel(mean, m, fresh, v, x, first, inverse, second, second_rest, m_scale, v_scale, eps, decay):  # type: ignore[no-untyped-def]
+def _frozen_lamb_kernel(  # type: ignore[no-untyped-def]
+    mean, m, fresh, v, x, first, inverse, second, second_rest, m_scale, v_scale, eps, decay, typical
+):
     for i in prange(mean.size):
         mean[i], m[i], fresh[i] = _frozen_lamb(
-            mean[i], m[i], fresh[i], v[i], x[i], first, inverse, second, second_rest, m_scale, v_scale, eps, decay
-        )
+            mean[i], m[i], fresh[i], v[i], x[i], first, inverse, second, second_rest, m_scale, v_scale, eps, decay,
+            typical,
+        )  # fmt: skip
 
 
 @host.Kernel

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -13,6 +13,7 @@ from .rules import Count, GradientMeans, KeptArray, Rule, Slot, SynchronisedOpti
 from .settings import AdamSettings, count
 from .tensors import tensors_of
 from .updates import ADAM, FROM_ANCHOR, FROZEN_ADAM, LOCAL_ADAM, MEAN_MOMENTUM, MOMENTUM
+from .zero_variance import TypicalVariances
 
 if TYPE_CHECKING:
     from ..session import Session
@@ -130,6 +131,7 @@ class ZeroOneRule(Rule[Counters]):
         self._mean_gradients = GradientMeans(self.owner, session, warmup_compressor)
         self._local: dict[str, _Local] = {}
         self._spoilt = False
+        self._typical = TypicalVariances()
 
     def step(self, slots: Sequence[Slot[AdamSettings]]) -> None:
         """Update all parameters. Collective in the steps that synchronise."""
@@ -137,8 +139,9 @@ class ZeroOneRule(Rule[Counters]):
         if step == now.next_update:
             self._update_variance(slots, step)
         elif step - now.synced_at < self._policy.interval(step):
+            typical = self._typical.of(slots)
             for slot in slots:
-                self._move(slot, step)
+                self._move(slot, step, typical[slot.tensor.name])
             self.counters = replace(now, steps=step)
         else:
             self._synchronise(slots, step)
@@ -157,9 +160,9 @@ class ZeroOneRule(Rule[Counters]):
             raise ConfigError("ZeroOneAdam: the ranks differ between local steps; call average() before state_dict()")
         return super().state()
 
-    def read(self, state: Any) -> Counters:
+    def read(self, state: Any, names: Iterable[str]) -> Counters:
         """As of every rule; only a state between two local steps has more steps than the last synchronisation."""
-        counters = super().read(state)
+        counters = super().read(state, names)
         if counters.synced_at != counters.steps:
             raise StateError(
                 f"ZeroOneAdam: got a state after {counters.steps} steps, synchronised after {counters.synced_at}; "
@@ -170,23 +173,26 @@ class ZeroOneRule(Rule[Counters]):
     def adopt(self, counters: Counters) -> None:
         """As of every rule; the local steps since the last synchronisation are dropped."""
         self._local, self._spoilt = {}, False
+        self._typical.forget()
         super().adopt(counters)
 
     def _update_variance(self, slots: Sequence[Slot[AdamSettings]], step: int) -> None:
         """One step of AdamW on the mean of the gradients."""
         self._mean_gradients(slots)
-        updates = self.counters.updates + 1
+        updates, typical = self.counters.updates + 1, self._typical.of(slots)
         self.counters = Counters(step, updates, int(self._policy.update_after(step, updates)), step)
         for slot in slots:
             s, (first, second) = slot.settings, slot.settings.betas
             scales = 1 / (1 - first**step), self._v_scale(s)
             numbers = (first, 1 - first, second, 1 - second, s.lr, *scales, s.eps, s.weight_decay)
-            ADAM(slot.tensor.library, (slot.tensor.array, slot.kept["m"], slot.kept["v"], slot.flat), numbers)
+            arrays = (slot.tensor.array, slot.kept["m"], slot.kept["v"], slot.flat)
+            ADAM(slot.tensor.library, arrays, (*numbers, typical[slot.tensor.name]))
+        self._typical.forget()
 
     def _v_scale(self, settings: AdamSettings) -> float:
         return 1 / (1 - settings.betas[1] ** self.counters.updates)
 
-    def _move(self, slot: Slot[AdamSettings], step: int) -> None:
+    def _move(self, slot: Slot[AdamSettings], step: int, typical: float) -> None:
         """A local step. A gradient that is not finite changes nothing; the next synchronisation raises the error."""
         s, tensor = slot.settings, slot.tensor
         local = self._local.get(tensor.name)
@@ -199,7 +205,8 @@ class ZeroOneRule(Rule[Counters]):
             self._spoilt = True
             return
         arrays = (tensor.array, slot.kept["m"], local.u, slot.kept["v"], slot.flat)
-        LOCAL_ADAM(tensor.library, arrays, (s.betas[0], 1 - s.betas[0], rate, self._v_scale(s), s.eps, shrink))
+        numbers = (s.betas[0], 1 - s.betas[0], rate, self._v_scale(s), s.eps, shrink, typical)
+        LOCAL_ADAM(tensor.library, arrays, numbers)
 
     def _synchronise(self, slots: Sequence[Slot[AdamSettings]], step: int, new: bool = True) -> None:
         """Replace the momenta by their mean since the last synchronisation, and the parameters by its result.
@@ -216,8 +223,9 @@ class ZeroOneRule(Rule[Counters]):
         except NonFiniteError:
             self._spoilt = False
             raise
+        typical = self._typical.of(slots)
         for slot in slots:
-            self._finish(slot, step, new)
+            self._finish(slot, step, new, typical[slot.tensor.name])
         self._local = {}
 
     def _fill(self, slot: Slot[AdamSettings], step: int, new: bool) -> None:
@@ -232,19 +240,22 @@ class ZeroOneRule(Rule[Counters]):
             return
         rate, shrink = _rate_of(slot.settings, step) if new else (0.0, 1.0)
         length, _ = local.grown(rate, shrink)
-        numbers = (first, 1 - first, rate, shrink, 1 / length if length else 0.0)
+        if length:
+            numbers = (first, 1 - first, rate, shrink, 1 / length)
+        else:  # the rates were zero: the momentum of this rank, which u has no share of
+            numbers = (first if new else 1.0, 1 - first, 1.0, 0.0, 1.0)
         MEAN_MOMENTUM(slot.tensor.library, (slot.flat, slot.kept["m"], local.u), numbers)
 
-    def _finish(self, slot: Slot[AdamSettings], step: int, new: bool) -> None:
+    def _finish(self, slot: Slot[AdamSettings], step: int, new: bool, typical: float) -> None:
         """The parameter and its momentum from the mean."""
         s, local, tensor, kept = slot.settings, self._local.get(slot.tensor.name), slot.tensor, slot.kept
         if local is None:
-            numbers = (s.lr, 1 / (1 - s.betas[0] ** step), self._v_scale(s), s.eps, s.weight_decay)
+            numbers = (s.lr, 1 / (1 - s.betas[0] ** step), self._v_scale(s), s.eps, s.weight_decay, typical)
             FROZEN_ADAM(tensor.library, (tensor.array, kept["m"], kept["v"], slot.flat), numbers)
             return
         length, share = local.grown(*(_rate_of(s, step) if new else (0.0, 1.0)))
         arrays = (tensor.array, kept["m"], local.anchor, kept["v"], slot.flat)
-        FROM_ANCHOR(tensor.library, arrays, (length, self._v_scale(s), s.eps, share))
+        FROM_ANCHOR(tensor.library, arrays, (length, self._v_scale(s), s.eps, share, typical))
 
 
 def _rate_of(settings: AdamSettings, step: int) -> tuple[float, float]:

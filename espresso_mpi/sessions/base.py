@@ -147,16 +147,15 @@ class SessionBase:
         """
         return self._engine.executors
 
-    @property
-    def min_bytes(self) -> int:
-        """The size of a tensor from which it is compressed; see ``Session``.
+    def stays_dense(self, name: str, nbytes: int) -> bool:
+        """Whether ``min_bytes`` or ``dense`` says that a tensor is not compressed.
 
         Example:
-            >>> with espresso_mpi.Session(compressor="int8") as session:
-            ...     session.min_bytes
-            16384
+            >>> with espresso_mpi.Session(compressor="int8", dense=["head.*"]) as session:
+            ...     [session.stays_dense(name, 40_000) for name in ("w", "head.w")]
+            [False, True]
         """
-        return self._options.min_bytes
+        return self._options.stays_dense(name, nbytes)
 
     @property
     def compressor(self) -> str | None:

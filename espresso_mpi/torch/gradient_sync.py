@@ -20,6 +20,9 @@ from .overlap import TOGETHER, Groups, Overlap
 from .replicas import broadcast_module
 from .states import KeepsState
 
+_AVERAGED = "_espresso_averaged"
+"""An attribute of the gradients that ``wait`` has averaged."""
+
 
 class GradientSync(KeepsState):
     """Pushes each gradient of a module as soon as the backward pass has accumulated it, small ones with neighbours.
@@ -79,6 +82,7 @@ class GradientSync(KeepsState):
         self._module, self._scaler, self._overlap = module, scaler, Overlap(overlap, self.session)
         self._paused = self._begun = self._closed = False
         self._ready: set[str] = set()
+        self._accumulated_since = set[str]()
         self._handles: list[Handle] = []
         self._sent: set[tuple[str, ...]] = set()
         self._alone, self._together = Groups(0), Groups(TOGETHER)
@@ -134,6 +138,8 @@ class GradientSync(KeepsState):
                 wait_for(self._handles)
             else:
                 self.session.sync({name: self._hooked[name][0].grad for name in sorted(self._ready)})
+            for name in self._ready:
+                setattr(self._hooked[name][0].grad, _AVERAGED, True)
         except EspressoError:
             with suppress(EspressoError):  # no gradient is under way any more
                 wait_for(self._handles)
@@ -141,17 +147,36 @@ class GradientSync(KeepsState):
         finally:  # whatever failed, the next backward pass begins a step
             self._ready, self._begun, self._handles = set(), False, []
             self._sent.clear()
+            self._accumulated_since.clear()
         self._overlap.step_ended()
 
     def attach(self, optimizer: torch.optim.Optimizer) -> Any:
         """Let ``optimizer.step()`` call ``wait`` first; for loops that read gradients nowhere else.
+
+        With ``optimizer.step(closure)``, it is called after the closure, each time. All ranks must call the closure
+        equally often.
 
         Returns:
             torch's handle, whose ``remove()`` undoes it.
         """
         if self._scaler is not None:
             raise ConfigError("attach: scaler.unscale_() and scaler.step() read gradients before step(); call wait()")
-        return optimizer.register_step_pre_hook(lambda *_: self.wait())
+        return optimizer.register_step_pre_hook(self._before_step)
+
+    def _before_step(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
+        """Wait now, or after the closure that the optimizer is given, which computes the gradients."""
+        own, *rest = args
+        closure = kwargs.get("closure", rest[0] if rest else None)
+        if closure is None:
+            self.wait()
+            return None
+
+        def averaging() -> Any:
+            loss = closure()
+            self.wait()
+            return loss
+
+        return (own,), {**kwargs, "closure": averaging}
 
     def close(self) -> None:
         """Remove the hooks, and close the session if this opened it. Collective then."""
@@ -198,6 +223,7 @@ class GradientSync(KeepsState):
         return hook
 
     def _accumulated(self, name: str) -> None:
+        self._accumulated_since.add(name)
         if self._paused:
             return
         if name in self._ready:
@@ -243,7 +269,7 @@ class GradientSync(KeepsState):
     def _push_rest(self) -> None:
         """Push what this backward pass had no gradient of and the one of another rank, or an earlier one here, had."""
         rest = {name: p for name, (p, _) in self._hooked.items() if p.requires_grad}
-        used = np.array([name in self._ready or p.grad is not None for name, p in rest.items()], np.uint8)
+        used = np.array([name in self._ready or self._is_new(name, p.grad) for name, p in rest.items()], np.uint8)
         try:
             self.session.allreduce(used, op="max", name="GradientSync.used")
         except MismatchError as error:
@@ -260,3 +286,9 @@ class GradientSync(KeepsState):
         for group in self._groups.all() if self._overlap.now else ():  # in the same order on every rank
             if group not in self._sent and not self._ready.isdisjoint(group):
                 self._push(group)
+
+    def _is_new(self, name: str, grad: torch.Tensor | None) -> bool:
+        """Whether a gradient is one of this step, and not the mean of an earlier one that nobody has cleared."""
+        if grad is None or name in self._accumulated_since:
+            return grad is not None
+        return not self._accumulated_since or not getattr(grad, _AVERAGED, False)  # else: one that the loop has put in

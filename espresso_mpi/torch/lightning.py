@@ -130,9 +130,10 @@ class EspressoStrategy(DDPStrategy):
         """Read a checkpoint; to go on with training also the residuals, if they were saved. Collective."""
         found: dict[str, Any] = super().load_checkpoint(checkpoint_path, weights_only)
         fits = self.lightning_module.trainer.state.fn == TrainerFn.FITTING
-        there = np.array([fits and os.path.isdir(_beside(checkpoint_path))])
+        residuals = _beside(os.path.realpath(checkpoint_path))  # last.ckpt can be a link
+        there = np.array([fits and os.path.isdir(residuals)])
         if self.session.allreduce(there, op="max", name="residuals are there")[0]:
-            self.session.load(_beside(checkpoint_path))
+            self.session.load(residuals)
         return found
 
     def remove_checkpoint(self, filepath: Any) -> None:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar
 
 import torch
 
 from ..arrays import buffers
-from ..errors import StateError
-from ..optim.rules import Rule, Slot
+from ..errors import ConfigError, StateError
+from ..optim.rules import KeptArray, Rule, Slot
 from ..optim.settings import AdamSettings, DeMoSettings, SGDSettings
 from ..optim.tensors import native, tensor_of
+from . import names
 
 _AS_IN_ADAM = {"m": "exp_avg", "v": "exp_avg_sq"}
 """Names of kept arrays in the state of a parameter: those of torch's optimizers where there is one."""
@@ -23,11 +24,15 @@ class SynchronisedOptimizer(torch.optim.Optimizer):
 
     Gradients are those of this rank. Clip them before ``step``. Use neither DDP nor ``GradientSync`` with such an
     optimizer, and no ``GradScaler``. Learning rate schedulers and parameter groups work as with every optimizer of
-    torch. A number that is out of its range and a session that would skip values that are not finite are a ConfigError.
-    A parameter that is neither float32 nor float64 is a GradientError.
+    torch. Parameters that require no gradient stay as they are; they must be the same on all ranks. A ``grad`` of None
+    counts as zero on this rank, because another one may have a gradient. Weight decay applies to the parameter then.
+
+    A number that is out of its range and a session that would skip values that are not finite are a ConfigError. A
+    parameter that is neither float32 nor float64 is a GradientError.
 
     Args:
-        params: parameters, named parameters or groups, as for every optimizer of torch.
+        params: parameters, named parameters or groups, as for every optimizer of torch. Each has a name of its own in
+            the session, also where a session has several optimizers: pass named parameters then.
         rule: updates the parameters.
         defaults: the hyperparameters of groups that have none of their own, by name.
 
@@ -42,8 +47,39 @@ class SynchronisedOptimizer(torch.optim.Optimizer):
     def __init__(self, params: Iterable[Any], rule: Rule[Any], **defaults: Any) -> None:
         self._rule = rule
         self._messages: dict[torch.Tensor, torch.Tensor] = {}
+        self._names: dict[torch.Tensor, str] = {}
         self._settings(defaults)
         super().__init__(params, defaults)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy has: torch's own method leaves out what is not of its class."""
+        state: dict[str, Any] = super().__getstate__()
+        return {**state, "_rule": self._rule, "_messages": self._messages, "_names": self._names}
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As of every optimizer.
+
+        Raises:
+            ConfigError: another parameter of this session has the same name, so that they would share a message and its
+                residual.
+        """
+        super().add_param_group(param_group)
+        number, group = len(self.param_groups) - 1, self.param_groups[-1]
+        given = group.get("param_names") or [f"{number}.{index}" for index in range(len(group["params"]))]
+        known = set(self._names.values())
+        try:
+            for name, parameter in zip(given, group["params"]):
+                if name in known:
+                    raise ConfigError(
+                        f"{self._rule.owner}: two parameters are named {name!r}; expected names of their own, such as "
+                        f"those of the whole model's named_parameters()"
+                    )
+                names.take(self._rule.session, name, parameter)
+                known.add(name)
+        except ConfigError:
+            self.param_groups.pop()
+            raise
+        self._names.update(zip(group["params"], given))
 
     def _settings(self, group: Mapping[str, Any]) -> Any:
         """Checked settings of a parameter group, whose learning rate may be a tensor."""
@@ -72,9 +108,11 @@ class SynchronisedOptimizer(torch.optim.Optimizer):
 
     def _update(self, update: Callable[[list[Slot[Any]]], None]) -> None:
         """Let the rule change all parameters."""
-        slots = list(self._slots())
+        moving = [(p, group) for group in self.param_groups for p in group["params"] if p.requires_grad and p.numel()]
+        settings = {id(group): self._settings(group) for group in self.param_groups}
+        slots = [self._slot(p, settings[id(group)]) for p, group in moving]
         update(slots)
-        buffers.rebuild([p for p in self._parameters() if p.numel()], [slot.tensor.adopted for slot in slots])
+        buffers.rebuild([p for p, _ in moving], [slot.tensor.adopted for slot in slots])
 
     def state_dict(self) -> dict[str, Any]:
         """As of every optimizer, with the counters of the rule. Residuals are the session's state."""
@@ -86,36 +124,47 @@ class SynchronisedOptimizer(torch.optim.Optimizer):
         """Continue from what ``state_dict`` returned.
 
         Raises:
-            StateError: it is the state of another optimizer, or its counters are damaged. Nothing has been changed
-                then.
+            StateError: it is the state of another optimizer or of other parameters, or it is damaged. Nothing has been
+                changed then.
         """
         if self.rule_key not in state:
             owner = self._rule.owner
             raise StateError(f"{owner}: the state lacks {self.rule_key!r}; load the state of a {owner}")
-        counters = self._rule.read(state[self.rule_key])
+        counters = self._rule.read(state[self.rule_key], self._names.values())
+        arrays = self._read_arrays(state)
         super().load_state_dict({key: value for key, value in state.items() if key != self.rule_key})
+        for parameter, loaded in arrays.items():  # torch has given them the type of the parameter
+            self.state[parameter].update(loaded)
         self._rule.adopt(counters)
 
-    def _parameters(self) -> Iterator[torch.Tensor]:
-        for group in self.param_groups:
-            yield from group["params"]
+    def _read_arrays(self, state: Mapping[str, Any]) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
+        """The kept arrays of a state, checked, by the parameters to which torch gives them: those of the same place."""
+        saved = state.get("state", {})
+        places = [place for group in state.get("param_groups", ()) for place in group["params"]]
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        found: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
+        for place, parameter in zip(places, parameters):
+            if place in saved:
+                tensor = tensor_of(self._names[parameter], parameter)
+                entry = {key: value.cpu() for key, value in saved[place].items() if torch.is_tensor(value)}
+                found[parameter] = {
+                    key: tensor.library.from_host(tensor, kept.load(tensor, entry, key))
+                    for key, kept in self._kept.items()
+                }
+        return found
 
-    def _slots(self) -> Iterator[Slot[Any]]:
-        for number, group in enumerate(self.param_groups):
-            settings = self._settings(group)
-            names = group.get("param_names") or [f"{number}.{index}" for index in range(len(group["params"]))]
-            for name, parameter in zip(names, group["params"]):
-                if parameter.numel():
-                    yield self._slot(name, parameter, settings)
+    @property
+    def _kept(self) -> dict[str, KeptArray]:
+        """The arrays of a parameter by their names in its state."""
+        return {_AS_IN_ADAM.get(key, key): kept for key, kept in self._rule.kept.items()}
 
-    def _slot(self, name: str, parameter: torch.Tensor, settings: Any) -> Slot[Any]:
-        tensor, state = tensor_of(name, parameter), self.state[parameter]
-        names = {key: _AS_IN_ADAM.get(key, key) for key in self._rule.kept}
-        for key, kept in self._rule.kept.items():
-            if names[key] not in state:
-                state[names[key]] = kept.start(tensor)
+    def _slot(self, parameter: torch.Tensor, settings: Any) -> Slot[Any]:
+        tensor, state = tensor_of(self._names[parameter], parameter), self.state[parameter]
+        for key, kept in self._kept.items():
+            if key not in state:
+                state[key] = kept.start(tensor)
         if parameter not in self._messages:
             self._messages[parameter] = tensor.library.zeros(tensor).reshape(parameter.shape)
         gradient = None if parameter.grad is None else native(tensor, parameter.grad)
-        arrays = {key: state[names[key]] for key in self._rule.kept}
+        arrays = {key: state[_AS_IN_ADAM.get(key, key)] for key in self._rule.kept}
         return Slot(tensor, gradient, settings, arrays, self._messages[parameter])

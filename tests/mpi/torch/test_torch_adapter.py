@@ -426,6 +426,52 @@ def test_attached_to_an_optimizer(world):
     sync.close()
 
 
+def test_attached_to_an_optimizer_that_calls_a_closure(world):
+    """Gradients exist after the closure only, which this optimizer calls several times in a step."""
+    model, whole = network(), network()
+    sync = adapter.GradientSync(model, overlap=False)
+    data = [torch.randn(8, 40, generator=torch.Generator().manual_seed(rank)) for rank in range(world.size)]
+    optimizers = [torch.optim.LBFGS(m.parameters(), lr=0.1, max_iter=3) for m in (model, whole)]
+    sync.attach(optimizers[0])
+
+    def closure(m, optimizer, batches):
+        optimizer.zero_grad()
+        loss = sum(m(x).square().mean() for x in batches) / len(batches)
+        loss.backward()
+        return loss
+
+    for _ in range(2):
+        optimizers[0].step(lambda: closure(model, optimizers[0], [data[world.rank]]))
+        optimizers[1].step(closure=lambda: closure(whole, optimizers[1], data))
+    gap = max(float((p - q).abs().max()) for p, q in zip(model.parameters(), whole.parameters()))
+    moved = max(float((p - q).abs().max()) for p, q in zip(model.parameters(), network().parameters()))
+    sync.close()
+    assert all(world.allgather(gap < 1e-4 < moved / 10))
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_mean_of_an_earlier_step_is_not_sent_again(world, overlap):
+    """Two losses of parts of a model in turns, as of a GAN: what one leaves in ``grad`` is none of the other's step."""
+    model = torch.nn.ModuleDict({"a": torch.nn.Linear(40, 40), "b": torch.nn.Linear(40, 40)})
+    sync = adapter.GradientSync(model, compressor="onebit", min_bytes=0, overlap=overlap)
+    sent = []
+    for parts in ["a", "b", "a", "b", "ab", "ab"]:  # the first time, headers name the tensors
+        before = sync.session.stats().bytes_by_level
+        for part in parts:
+            model[part].zero_grad()
+            model[part](torch.full((2, 40), float(world.rank))).sum().backward()
+        sync.wait()
+        sent.append(sum(sync.session.stats().bytes_by_level.values()) - sum(before.values()))
+    by_hand = torch.full_like(model["b"].bias, float(world.rank))
+    model["b"].bias.grad = by_hand  # no hook tells of it
+    model["a"].zero_grad()
+    model["a"](torch.ones(2, 40)).sum().backward()
+    sync.wait()
+    found = float(by_hand.mean())
+    sync.close()
+    assert all(world.allgather(sent[3] < 0.8 * sent[5] and found != world.rank))
+
+
 def test_two_models_of_one_session_cannot_share_residuals(world, group, open_session):
     session = open_session(compressor="onebit", min_bytes=0)
     sync = adapter.GradientSync(network(), session)

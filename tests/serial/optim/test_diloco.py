@@ -101,6 +101,43 @@ def test_average_makes_the_parameters_the_anchor(session):
         np.testing.assert_array_equal(params[name].reshape(-1), entry["anchor"])
 
 
+def test_average_of_what_nobody_has_moved_changes_nothing(session):
+    """The momentum is that of averages, so an average of no progress would move the parameters along it."""
+    params = start()
+    diloco = DiLoCo(params, session, every=4, fragments=2)
+    for step, delta in enumerate(moves(8), 1):
+        for name in params:
+            params[name] += delta[name].astype(np.float32)
+        diloco.step()
+        if step == 4:
+            diloco.average()  # of the first fragment; the second one has just been averaged
+    moved = {name: value.copy() for name, value in params.items()}
+    diloco.average()
+    assert any((params[name] != moved[name]).any() for name in params)
+    equal = {name: value.copy() for name, value in params.items()}
+    for _ in range(3):
+        diloco.average()
+    assert all((params[name] == equal[name]).all() for name in params)
+
+
+def test_an_average_that_fails_changes_no_fragment(session):
+    params = start()
+    diloco = DiLoCo(params, session, every=4, fragments=3)
+    for value in params.values():
+        value += 1
+    good, before = params["c"].copy(), {name: value.copy() for name, value in params.items()}
+    params["c"][0] = np.nan
+    with pytest.raises(NonFiniteError, match="c"):
+        diloco.average()
+    state = diloco.state_dict()["tensors"]
+    assert all((params[name] == before[name]).all() for name in ("a", "b"))
+    assert all((state[name]["anchor"] == start()[name].reshape(-1)).all() for name in params)
+    params["c"][...] = good
+    diloco.average()
+    for name, value in params.items():
+        np.testing.assert_allclose(value, start()[name] + 0.7 * 1.6, rtol=1e-5)  # η (1 + μ) of the progress
+
+
 def test_bad_input(session):
     params = start()
     for options, text in [

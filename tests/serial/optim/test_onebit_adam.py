@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from optim_oracles import typical
 
-from espresso_mpi import Session
+from espresso_mpi import Session, optim
 from espresso_mpi.errors import ConfigError, GradientError, NonFiniteError, StateError
 from espresso_mpi.optim import OnebitAdam
 
@@ -18,9 +19,13 @@ def session():
         yield opened
 
 
-def gradients(count, seed=0, dtype=np.float32):
+def gradients(count, seed=0, dtype=np.float32, late=0):
+    """So many; some elements are zero in the first ``late``."""
     rng = np.random.default_rng(seed)
-    return [{"w": (rng.standard_normal(SHAPE) * 0.1).astype(dtype)} for _ in range(count)]
+    found = [{"w": (rng.standard_normal(SHAPE) * 0.1).astype(dtype)} for _ in range(count)]
+    for g in found[:late]:
+        g["w"][:, ::5] = 0
+    return found
 
 
 def start(dtype=np.float32):
@@ -37,7 +42,7 @@ def oracle(x, grads, lrs, warmup, means, betas=(0.9, 0.99), eps=1e-8, decay=0.1)
             m, v = sent, betas[1] * v + (1 - betas[1]) * g**2
         else:
             m = means[t - warmup - 1].astype(np.float64)
-        root = np.sqrt(v / (1 - betas[1] ** min(t, warmup)))
+        root = np.sqrt((v if t <= warmup else typical(v)) / (1 - betas[1] ** min(t, warmup)))
         x = x - lr * (m / (1 - betas[0] ** t) / (root + eps) + decay * x)
         yield x, sent
 
@@ -46,7 +51,7 @@ def oracle(x, grads, lrs, warmup, means, betas=(0.9, 0.99), eps=1e-8, decay=0.1)
 def test_agrees_with_the_algorithm(kind, session, monkeypatch):
     dtype = np.float64 if kind == "float64" else np.float32
     params, warmup = start(dtype), 4
-    grads = gradients(10, dtype=np.float16 if kind == "float16 gradients" else np.float32)
+    grads = gradients(10, dtype=np.float16 if kind == "float16 gradients" else np.float32, late=6)
     given = params
     if kind == "torch":
         torch = pytest.importorskip("torch")
@@ -124,6 +129,26 @@ def test_gradients_are_not_changed_and_none_counts_as_zero(session):
         other.step({"t": {**g, "b": np.zeros(3, np.float32)}})
         np.testing.assert_array_equal(g["w"], kept)
     np.testing.assert_array_equal(params["b"], twin["b"])
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+@pytest.mark.parametrize("name", ["OnebitAdam", "ZeroOneAdam", "OnebitLamb"])
+def test_what_has_its_first_gradient_after_the_warm_up_moves_like_the_others(name, kind, session):
+    """A part of a parameter, and a whole one. With ε in the place of the root they would move 10⁶ times as far."""
+    params = {**start(), "late": start()["w"]}
+    if kind == "torch":
+        torch = pytest.importorskip("torch")
+        params = {key: torch.from_numpy(x) for key, x in params.items()}
+    optimizer = getattr(optim, name)(params, session, lr=0.01, weight_decay=0, warmup=8)
+    for step, g in enumerate(gradients(24, late=12)):
+        if step == 18:  # the numbers are those of the variances, also for a state that is loaded
+            optimizer.load_state_dict(optimizer.state_dict())
+        g = {**g, "late": g["w"] * (step >= 12)}
+        optimizer.step({key: torch.from_numpy(x) for key, x in g.items()} if kind == "torch" else g)
+    moved = {key: np.abs(np.asarray(x) - start()["w"]) for key, x in params.items()}
+    usual = moved["w"][:, 1::5].mean()
+    for late in (moved["w"][:, ::5], moved["late"]):
+        assert 0.05 * usual < late.mean() < 2 * usual
 
 
 def test_bad_input(session):

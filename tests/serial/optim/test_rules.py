@@ -24,8 +24,13 @@ def start(dtype=np.float32):
 
 
 def gradients(step, dtype=np.float32):
+    """Some elements have none in the first ten steps, which are at least the warm-up of each case."""
     rng = np.random.default_rng(step)
-    return {name: (rng.standard_normal(shape) * 0.1).astype(dtype) for name, shape in SHAPES.items()}
+    found = {name: (rng.standard_normal(shape) * 0.1).astype(dtype) for name, shape in SHAPES.items()}
+    if step < 10:
+        for array in found.values():
+            array[..., ::5] = 0
+    return found
 
 
 def made(case, params, session):
@@ -125,6 +130,39 @@ def test_a_bad_gradient_of_a_local_step_is_the_error_of_the_next_synchronisation
 def test_bad_numbers(name, options, text, session):
     with pytest.raises(ConfigError, match=f"{name}: {text}"):
         getattr(optim, name)(start(), session, **options)
+
+
+def test_a_warm_up_sends_dense_what_the_session_sends_dense(monkeypatch):
+    with Session(compressor="onebit", dense=["*head*"], min_bytes=100) as opened:
+        sent, allreduce = {}, opened.allreduce
+
+        def watched(x, **options):
+            sent[options["name"].split()[-1]] = options["compressor"]
+            return allreduce(x, **options)
+
+        monkeypatch.setattr(opened, "allreduce", watched)
+        params = {"w": np.ones(40, np.float32), "head": np.ones(40, np.float32), "small": np.ones(3, np.float32)}
+        optim.OnebitAdam(params, opened, warmup_compressor="int8").step(params)
+    assert sent == {"w": "int8", "head": "none", "small": "none"}
+
+
+def test_lamb_loads_coefficients_of_its_own_parameters(session):
+    lamb = optim.OnebitLamb(start(), session, warmup=1)
+    lamb.step(gradients(20))
+    state = lamb.state_dict()
+    state["rule"]["coefficients"] = {"other": (1.0, 1.0)}
+    with pytest.raises(StateError, match="no coefficient of 'b' and 1 more"):
+        lamb.load_state_dict(state)
+
+
+def test_momenta_outlive_local_steps_at_a_rate_of_zero(session):
+    adam = optim.ZeroOneAdam(start(), session, warmup=2, double_every=1, longest=2)
+    for step in range(12):
+        adam.lr = 0.0 if step > 6 else 0.01
+        adam.step(gradients(20))
+    adam.average()
+    m = adam.state_dict()["moments"]["w"]["m"]
+    np.testing.assert_allclose(m, gradients(20)["w"].ravel() * (1 - 0.9**12), rtol=0.05)
 
 
 @pytest.mark.parametrize("feedback", ["none", "ef21"])
