@@ -8,7 +8,9 @@ makes of the gradients, and of what came out of the compressor, is compared (``e
 
 ``sgd``: h is the momentum m = Σ 0.9ᵏ g, so the error is that of what feedback has not delivered in time. ``adam``: the
 larger of the errors of m and of √v, with the moments of Adam (Kingma and Ba, 2015): signs and selections spoil the
-second one. Neither depends on the scale of the gradients. docs/auto.md has the losses behind the budgets.
+second one. ``momentum``: the gradients are momenta, along which the optimizer moves, and h is their sum, so the error
+is that of what has not been delivered at all, as a share of seven messages. None depends on the scale of the gradients.
+docs/auto.md has the losses behind the budgets.
 
 Where the mean over the ranks exceeds the budget of the level for a tensor, the compressor is barred for this tensor.
 """
@@ -21,7 +23,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 
@@ -33,7 +35,7 @@ from ..collectives.messages.transport import Transport
 from ..compressors import Compressor, Context
 from ..errors import PlanError
 from ..feedback import Feedback
-from ..tuning import ALWAYS_ACCURATE, Accuracy, OptimizerRule, Tuning
+from ..tuning import ALWAYS_ACCURATE, FOR_MOMENTA, LIKE_FP32, Accuracy, OptimizerRule, Tuning
 from ..types import TensorSpec
 
 if TYPE_CHECKING:
@@ -59,11 +61,13 @@ BETA_1, BETA_2 = 0.9, 0.999
 """Of the moments; the first is that of ``sgd``, too."""
 
 BUDGETS: Mapping[Accuracy, Mapping[OptimizerRule, float]] = {
-    "safe": {"adam": 0.13, "sgd": 0.1},
-    "balanced": {"adam": 0.22, "sgd": 0.18},
-    "fast": {"adam": math.inf, "sgd": math.inf},
+    "safe": {"adam": 0.13, "sgd": 0.1, "momentum": 0.24},
+    "balanced": {"adam": 0.22, "sgd": 0.18, "momentum": 0.34},
+    "fast": {"adam": math.inf, "sgd": math.inf, "momentum": math.inf},
 }
 """The largest error of a tensor at each level; docs/auto.md has the losses that they come from."""
+
+RULES: tuple[OptimizerRule, ...] = get_args(OptimizerRule)
 
 SMALL = 4096
 """Elements below which tensors are judged together, by their mean error, each weighted by its elements. Their errors
@@ -166,7 +170,8 @@ def error_of(method: Compressor, gradients: np.ndarray, feedback: Feedback, rule
         True
     """
     pairs = zip(moments(passed_through(method, gradients, feedback), rule), moments(gradients, rule))
-    return max(_relative(found, wanted) for found, wanted in pairs)
+    share = len(gradients) / WINDOW if rule == "momentum" else 1.0  # what is not delivered does not grow with the steps
+    return share * max(_relative(found, wanted) for found, wanted in pairs)
 
 
 def expected_error(
@@ -194,7 +199,7 @@ def _relative(found: np.ndarray, wanted: np.ndarray) -> float:
 
 
 def moments(gradients: np.ndarray, rule: OptimizerRule) -> list[np.ndarray]:
-    """What an optimizer keeps of consecutive gradients, but for a factor: the momentum, and for ``adam`` also √v.
+    """What an optimizer makes of consecutive gradients, but for a factor: the momentum, and for ``adam`` also √v.
 
     Args:
         gradients: (steps, elements).
@@ -203,14 +208,15 @@ def moments(gradients: np.ndarray, rule: OptimizerRule) -> list[np.ndarray]:
         Arrays of float64 (elements,).
     """
     first, second = np.zeros(gradients.shape[1]), np.zeros(gradients.shape[1])
+    kept = 1.0 if rule == "momentum" else BETA_1
     for row in gradients:
         g = row.astype(np.float64)
-        first *= BETA_1
+        first *= kept
         first += g
         if rule == "adam":
             second *= BETA_2
             second += np.square(g, out=g)
-    return [first] if rule == "sgd" else [first, np.sqrt(second)]
+    return [first, np.sqrt(second)] if rule == "adam" else [first]
 
 
 def passed_through(method: Compressor, gradients: np.ndarray, feedback: Feedback) -> np.ndarray:
@@ -286,10 +292,13 @@ class Fidelity:
     def __init__(self, tuning: Tuning, feedback: Feedback) -> None:
         self.accuracy, self.feedback, self.rule = tuning.accuracy, feedback, tuning.optimizer
         self.samples = Samples()
+        self.wanted = self._to_measure(tuning)
+        self._known: dict[tuple[str, int, str, OptimizerRule], float] = {}
+
+    def _to_measure(self, tuning: Tuning) -> list[str]:
         limited = any(math.isfinite(budget) for budget in BUDGETS[self.accuracy].values())
         asked = [text for text in tuning.compressors if text.partition(":")[0] not in ALWAYS_ACCURATE]
-        self.wanted = asked if limited else []
-        self._known: dict[tuple[str, int, str, OptimizerRule], float] = {}
+        return asked if limited else []
 
     def take(self, gradients: Iterable[Gradient]) -> None:
         """Keep of these gradients, which are about to be synchronised, what an assessment needs."""
@@ -302,14 +311,18 @@ class Fidelity:
         """What to plan by. Collective.
 
         Returns:
-            The workload, its tensors barred from the compressors that would harm them; the settings without compressors
-            that would harm all of them; and what was dropped, in words, which rank 0 also writes to the log.
+            The workload, its tensors barred from the compressors that would harm them; the settings with the usual
+            compressors for momenta, if these are what travels, and without those that would harm all tensors; and what
+            was dropped, in words, which rank 0 also writes to the log.
 
         Raises:
             PlanError: on every rank: a compressor failed on one.
         """
-        start = time.process_time()
-        assessment = self.assessed(transport, workload)
+        start, rule = time.process_time(), self._agreed(transport)
+        if rule == "momentum" and tuning.compressors == LIKE_FP32:
+            tuning = replace(tuning, compressors=FOR_MOMENTA)
+            self.wanted = self._to_measure(tuning)
+        assessment = self.assessed(transport, workload, rule)
         if transport.rank == 0 and self.wanted:
             _LOG.info("%.2f s of processor time to judge compressors by gradients", time.process_time() - start)
             for line in assessment.dropped:
@@ -317,7 +330,13 @@ class Fidelity:
         left = assessment.left(tuning.compressors, workload)
         return assessment.on(workload), replace(tuning, compressors=left), assessment.dropped
 
-    def assessed(self, transport: Transport, workload: Workload) -> Assessment:
+    def _agreed(self, transport: Transport) -> OptimizerRule:
+        """The rule that all ranks know of, else ``adam``, which is the strictest. Collective."""
+        here = 0 if self.rule is None else RULES.index(self.rule)
+        every = floats(transport, float(here))
+        return RULES[here] if every.min() == every.max() else "adam"
+
+    def assessed(self, transport: Transport, workload: Workload, rule: OptimizerRule) -> Assessment:
         """Which compressors to leave out for which tensors. Collective; the same on every rank.
 
         What was measured once stays known when the session plans anew, and the samples are forgotten.
@@ -327,8 +346,6 @@ class Fidelity:
         """
         if not self.wanted:
             return Assessment({})
-        linear = bool(floats(transport, float(self.rule == "sgd")).min())
-        rule: OptimizerRule = "sgd" if linear else "adam"
         here = [(tensor.name, tensor.size, text) for text in self.wanted for tensor in workload.tensors]
         shapes = {tensor.name: tensor.shape or (tensor.size,) for tensor in workload.tensors}
         _, said = on_every_rank(

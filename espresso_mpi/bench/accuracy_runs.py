@@ -145,6 +145,6 @@ def _way_of(spec: str) -> Way:
     if kind == "gloo":
         if compressor.partition(":")[0] not in GLOO:
             raise ConfigError(f"--ways {spec!r}; torch has {', '.join(GLOO)}")
-    elif compressor != "none" and not (compressor == AUTO and kind in AVERAGING):
+    elif compressor not in ("none", AUTO):
         get(compressor)
     return Way(spec, kind, compressor)

@@ -87,8 +87,8 @@ class Training:
         if way.kind in AVERAGING:
             averaged = Averaged(comm, way.spec, self.replica.model, gloo, POWERSGD_DENSE, seed, Tuning.share)
             return Averaging(averaged, self.replica), averaged.close
-        feedback = FEEDBACK.get(way.kind, "auto")
-        session = Session(comm, compressor=way.compressor, seed=seed, feedback=feedback)
+        how: dict[str, Any] = {"plan": "auto"} if way.compressor == "auto" else {"compressor": way.compressor}
+        session = Session(comm, seed=seed, feedback=FEEDBACK.get(way.kind, "auto"), **how)
         return OptimizerTraining(way.kind, session, self.replica, phases), session.close
 
     def rate(self, step: int) -> float:

@@ -11,9 +11,10 @@ from jax import numpy as jnp
 
 from ..default import default_session
 from ..errors import ConfigError
-from ..optim.messages import require_raising
+from ..optim.messages import check_session
 from ..optim.settings import MOST, count, number
 from ..session import Session
+from ..tuning import OptimizerRule
 
 _LAST = 2**31 - 1
 """The largest number of an int32, in which JAX counts steps."""
@@ -32,14 +33,17 @@ def optax_for(owner: str, instead: str) -> Any:
     return optax
 
 
-def usable(owner: str, session: Session | None) -> Session:
+def usable(owner: str, session: Session | None, rule: OptimizerRule = "momentum") -> Session:
     """The session, or the default one.
+
+    Args:
+        rule: what it judges compressors for, if it plans for itself.
 
     Raises:
         ConfigError: it would skip values that are not finite.
     """
     chosen = session if session is not None else default_session()
-    require_raising(owner, chosen)
+    check_session(owner, chosen, rule)
     return chosen
 
 

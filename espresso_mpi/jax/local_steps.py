@@ -87,7 +87,7 @@ def diloco(
     if steps(owner, "fragments", fragments, 1) > steps(owner, "every", every, 1):
         raise ConfigError(f"{owner}: every={every}, fragments={fragments}; expected at most one fragment in a step")
     made = _DiLoCo(
-        owner, optax.with_extra_args_support(inner), optax.apply_updates, usable(owner, session), int(every),
+        owner, optax.with_extra_args_support(inner), optax.apply_updates, usable(owner, session, "sgd"), int(every),
         int(fragments), schedule(owner, learning_rate), SGDSettings.checked(owner, 0.0, momentum, 0.0, nesterov),
     )  # fmt: skip
     return optax.GradientTransformationExtraArgs(made.start, made.update)

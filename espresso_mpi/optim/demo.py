@@ -13,6 +13,7 @@ from .updates import SIGN_STEP
 
 if TYPE_CHECKING:
     from ..session import Session
+    from ..tuning import OptimizerRule
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class DeMoRule(Rule[Counters]):
 
     owner: ClassVar[str] = "DeMo"
     kept: ClassVar = {}
+    judged_for: ClassVar[OptimizerRule] = "adam"  # it moves along signs
 
     def __init__(self, session: Session) -> None:
         super().__init__(session, Counters(0))

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..arrays import buffers
 from ..errors import ConfigError, GradientError, StateError
-from .messages import require_raising, wait_for
+from .messages import check_session, wait_for
 from .saved import array, entries
 from .settings import count, number
 from .tensors import Tensor, difference, tensors_of
@@ -91,7 +91,7 @@ class DiLoCo:
         delay: int = 0,
         mix: float | None = None,
     ) -> None:
-        require_raising("DiLoCo", session)
+        check_session("DiLoCo", session, "sgd")
         self._every, self._delay = count("DiLoCo", "every", every, 1), count("DiLoCo", "delay", delay, 0)
         fragments = count("DiLoCo", "fragments", fragments, 1)
         if fragments > every or delay * fragments >= every:

@@ -10,10 +10,14 @@ from ..errors import ConfigError, EspressoError
 if TYPE_CHECKING:
     from ..session import Session
     from ..sessions.handles import Handle
+    from ..tuning import OptimizerRule
 
 
-def require_raising(owner: str, session: Session) -> None:
+def check_session(owner: str, session: Session, rule: OptimizerRule) -> None:
     """Refuse a session that skips values that are not finite: what one call skips, another may not.
+
+    Args:
+        rule: what a session with ``plan="auto"`` judges compressors for; see ``Session.judge_for``.
 
     Raises:
         ConfigError: it does.
@@ -23,6 +27,7 @@ def require_raising(owner: str, session: Session) -> None:
             f"{owner}: the session has nonfinite={session.nonfinite!r}; expected 'raise': the ranks would go on with "
             f"different parameters after a message that is skipped"
         )
+    session.judge_for(rule)
 
 
 def wait_for(handles: Iterable[Handle]) -> list[Any]:

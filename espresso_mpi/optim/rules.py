@@ -20,7 +20,7 @@ from ..arrays import buffers
 from ..compressors import get
 from ..errors import NonFiniteError
 from . import saved
-from .messages import require_raising, wait_for
+from .messages import check_session, wait_for
 from .settings import MOST, AdamSettings, number
 from .tensors import Tensor, matched, native, tensors_of
 from .updates import MOMENTUM
@@ -28,6 +28,7 @@ from .updates import MOMENTUM
 if TYPE_CHECKING:
     from ..session import Session
     from ..sessions.handles import Handle
+    from ..tuning import OptimizerRule
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 """A counter in a saved state."""
@@ -95,6 +96,7 @@ class Rule(ABC, Generic[C]):
     Attributes:
         owner: name of the optimizer in errors.
         kept: the arrays of each parameter, by name.
+        judged_for: what a session with ``plan="auto"`` judges compressors for; see ``Session.judge_for``.
 
     Raises:
         ConfigError: the session would skip values that are not finite.
@@ -102,9 +104,10 @@ class Rule(ABC, Generic[C]):
 
     owner: ClassVar[str]
     kept: ClassVar[Mapping[str, KeptArray]]
+    judged_for: ClassVar[OptimizerRule] = "momentum"
 
     def __init__(self, session: Session, counters: C) -> None:
-        require_raising(self.owner, session)
+        check_session(self.owner, session, self.judged_for)
         self._session, self.counters = session, counters
 
     @property

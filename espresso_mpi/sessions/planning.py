@@ -206,11 +206,12 @@ class Planning(SessionBase):
     def judge_for(self, rule: OptimizerRule) -> None:
         """Tell ``plan="auto"`` which optimizer uses the means, if ``Tuning.optimizer`` does not.
 
-        Adapters for torch call it. The session judges compressors for ``sgd`` only if all ranks say so before it plans.
+        Adapters for torch call it, and optimizers that synchronise by themselves. The session judges compressors for
+        another rule than ``"adam"`` only if all ranks name it before it plans.
 
         Args:
-            rule: ``"sgd"``, with momentum or without it, or ``"adam"`` for optimizers that divide by a root of second
-                moments.
+            rule: ``"sgd"``, with momentum or without it; ``"momentum"`` if the messages are momenta; or ``"adam"`` for
+                optimizers that divide by a root of second moments.
 
         Example:
             >>> with espresso_mpi.Session(plan="auto") as session:

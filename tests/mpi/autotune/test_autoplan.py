@@ -11,7 +11,7 @@ import pytest
 from mpi4py import MPI
 from planner_cases import slow_network
 
-from espresso_mpi import Plan, Session, Strategy, Tuning
+from espresso_mpi import Plan, Session, Strategy, Tuning, optim
 from espresso_mpi.autotune import autoplan
 from espresso_mpi.autotune.autoplan import recorded
 from espresso_mpi.autotune.clock import RecordedStep
@@ -22,6 +22,7 @@ from espresso_mpi.errors import ConfigError, EspressoError, GradientError, Misma
 from espresso_mpi.planner import explain
 from espresso_mpi.planner.model.workload import Workload
 from espresso_mpi.planner.planfile import load, save
+from espresso_mpi.tuning import LIKE_FP32
 from espresso_mpi.types import MadeFor, TensorSpec
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(300)]
@@ -322,6 +323,32 @@ def test_only_the_fast_level_may_choose_what_spoils_the_optimizers_moments(
     assert {f"Left out before the search: {line}." for line in dropped} <= set(explain(session.plan).words)
     if world.rank == 0:
         assert set(dropped) <= {record.message for record in caplog.records}
+
+
+@pytest.mark.parametrize("name", ["OnebitAdam", "MomentumSGD"])
+def test_momenta_may_travel_by_fewer_bits_than_gradients(world, open_session, monkeypatch, name):
+    """The optimizer says what it sends. Two bits are within the limit for what changes by a tenth in each step."""
+    if SIZE == 1:
+        pytest.skip("alone there is nothing to choose")
+    known = (*LIKE_FP32, "int2", "onebit")
+    session = open_session(plan="auto", tuning=Tuning(budget=1e6, **HURRY), nodes=[[rank] for rank in range(SIZE)])
+
+    def by_bytes(transport, seconds):
+        return seconds if np.isnan(seconds) else 1e-6 * nbytes_by(session.plan)
+
+    monkeypatch.setattr(autoplan, "profiled", lambda *given, **options: slow_network(SIZE, known))
+    monkeypatch.setattr(autoplan, "slowest", by_bytes)
+    params = {key: np.ones(shape, np.float32) for key, shape in SHAPES.items()}
+    warmup = {"warmup": 4} if name == "OnebitAdam" else {}
+    optimizer, step = getattr(optim, name)(params, session, lr=1e-3, **warmup), 0
+    while session.planning:
+        optimizer.step(gradients(world.rank, step))
+        step += 1
+    used = {strategy.compressor for strategy in session.plan.strategies.values()}
+    everyone(world, session.plan.digest)
+    dropped = everyone(world, session.plan.forecast.dropped)
+    assert used & {"int2", "onebit"} and not used & {"fp16", "int8"}
+    assert all("(momentum)" in line for line in dropped)
 
 
 def test_ranks_judge_alike_if_only_some_know_the_optimizer(world, open_session):
