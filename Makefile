@@ -160,20 +160,28 @@ bench-optimizers: $(VENV)/.demo ## what methods lose under AdamW and momentum SG
 	  --json $(OUT)/optimizers.json
 	$(REPORT) $(OUT)/optimizers.json
 
-bench-accuracy: $(VENV)/.demo ## seconds and megabytes to the loss of fp32, at two rates in the lab; needs PyTorch (2 hours)
+ACCURACY = gpt resnet lstm
+LAYOUTS = 2x1 2x2 4x1
+RATES = 20mbit 100mbit 1gbit
+REPEATS_20mbit = 12
+REPEATS_100mbit = 20
+REPEATS_1gbit = 40
+define PRICES
+	$(VENV)/bin/espresso-mpi lab --nodes $$nodes --ranks $$ranks --rate $(1) --timeout $(BENCH_TIMEOUT) -- \
+	  python -m mpi4py -m espresso_mpi bench accuracy --curves $$curves --repeats $(REPEATS_$(1)) \
+	  --json $(OUT)/accuracy-$$workload-$$layout-$(1).json;
+endef
+bench-accuracy: $(VENV)/.demo ## seconds and megabytes to the loss of fp32 in the lab; needs PyTorch (6 hours; LAYOUTS=2x1: 2)
 	@$(VENV)/bin/python -c 'import torch, sklearn' 2>/dev/null || \
 	  { echo "Missing: $(VENV)/bin/python -m pip install torch scikit-learn (CPU builds do)"; exit 2; }
 	@mkdir -p $(OUT)
-	@set -e; for workload in gpt resnet lstm; do \
-	  echo "== bench accuracy in the lab, $$workload: 2 nodes x 2 ranks"; \
-	  $(VENV)/bin/espresso-mpi lab --nodes 2 --ranks 2 --rate unlimited --timeout 7200 -- \
-	    python -m mpi4py -m espresso_mpi bench accuracy --workload $$workload --json $(OUT)/curves-$$workload.json; \
-	  for rate in 100mbit 1gbit; do \
-	    $(VENV)/bin/espresso-mpi lab --nodes 2 --ranks 2 --rate $$rate --timeout $(BENCH_TIMEOUT) -- \
-	      python -m mpi4py -m espresso_mpi bench accuracy --curves $(OUT)/curves-$$workload.json \
-	      --json $(OUT)/accuracy-$$workload-$$rate.json; \
-	  done; \
-	done
+	@set -e; for workload in $(ACCURACY); do for layout in $(LAYOUTS); do \
+	  nodes=$${layout%x*}; ranks=$${layout#*x}; curves=$(OUT)/curves-$$workload-$$layout.json; \
+	  echo "== bench accuracy in the lab, $$workload: $$nodes nodes x $$ranks ranks"; \
+	  $(VENV)/bin/espresso-mpi lab --nodes $$nodes --ranks $$ranks --rate unlimited --timeout 10800 -- \
+	    python -m mpi4py -m espresso_mpi bench accuracy --workload $$workload --json $$curves; \
+	  $(foreach rate,$(RATES),$(call PRICES,$(rate))) \
+	done; done
 	$(REPORT) $(OUT)/accuracy-*.json
 
 bench-torch: $(VENV)/.demo ## training steps by DDP over gloo and by this library, in the lab; needs PyTorch (10 minutes)

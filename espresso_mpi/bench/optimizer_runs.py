@@ -33,6 +33,9 @@ RATES = {
     "muloco": 3e-3,
     "sparseloco": 1e-3,
     "demo": 1e-3,
+    "streaming": 1e-3,
+    "ef21": 1e-3,
+    "clan": 1e-2,
 }
 """The optimizers, and their peak learning rates: AdamW's usual one, and SGD's best of a sweep with fp32. For Muon, 100
 steps end within 0.3 % of each other at 3e-3 and at 6e-3."""

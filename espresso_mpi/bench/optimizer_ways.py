@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from espresso_mpi.session import Session
 
-from ..optim import DeMo, DiLoCo, MomentumSGD, OnebitAdam, OnebitLamb, ZeroOneAdam
+from ..optim import Clan, DeMo, DiLoCo, MomentumSGD, OnebitAdam, OnebitLamb, ZeroOneAdam
 from ..optim.messages import wait_for
 from .datasets import Batch
 
@@ -26,7 +26,7 @@ with int4, one of three runs of the LSTM ended 6 % above fp32."""
 
 SHORT = 30
 """Steps of a warm-up below which ``RARE`` is used by all: an element that is rounded to zero in all of them has no
-variance, and far too long steps from then on."""
+variance of its own."""
 
 _TIMED = 4
 """Dense steps of a run that is only timed, if it is not very short."""
@@ -37,7 +37,21 @@ MOMENTUM = 0.9
 EVERY = 15
 """Local steps of those of ``LOCAL`` between two averages: few, because runs are short."""
 
-LOCAL: dict[str, Callable[..., DiLoCo]] = {"diloco": DiLoCo, "muloco": DiLoCo, "sparseloco": DiLoCo.sparse}
+FRAGMENTS, DELAY = 4, 5
+"""Of ``streaming``, as in its paper; the delay is shorter where averages come more often."""
+
+
+def _streaming(params: dict[str, Any], session: Session, every: int) -> DiLoCo:
+    fragments = min(FRAGMENTS, every)
+    return DiLoCo(params, session, every, fragments=fragments, delay=min(DELAY, (every - 1) // fragments))
+
+
+LOCAL: dict[str, Callable[..., DiLoCo]] = {
+    "diloco": DiLoCo,
+    "streaming": _streaming,
+    "muloco": DiLoCo,
+    "sparseloco": DiLoCo.sparse,
+}
 """The optimizers that take local steps by the optimizer of ``BASES``, and what averages them."""
 
 INTERVALS = 3
@@ -52,9 +66,12 @@ BASES = {
     "zero-one-adam": "adamw",
     "momentum-sgd": "sgd",
     "diloco": "adamw",
+    "streaming": "adamw",
     "muloco": "muon",
     "sparseloco": "adamw",
     "demo": "adamw",
+    "ef21": "adamw",
+    "clan": "adamw",
 }
 """The optimizers, and with which one, on uncompressed gradients, each is compared."""
 
@@ -65,13 +82,17 @@ OWN = {
     "zero-one-adam": "onebit",
     "momentum-sgd": "onebit",
     "diloco": "int4",
+    "streaming": "int4",
     "muloco": "int4",
     "sparseloco": "topk_in_chunks:values=int2",
     "demo": "dct_topk:values=int4",
+    "ef21": "int4",
+    "clan": "onebit",
 }
-"""Those of them that synchronise something else than gradients, and the compressors that are usual for that."""
+"""Those of them that are more than averages of gradients for the usual optimizer, and the compressors that are usual
+for that. ``ef21`` is the usual optimizer on gradients by EF21 with momentum."""
 
-FEEDBACK = {"sparseloco": "plain:decay=0.95", "demo": "plain:decay=0.999"}
+FEEDBACK = {"sparseloco": "plain:decay=0.95", "demo": "plain:decay=0.999", "ef21": "ef21:momentum=0.1"}
 """The error feedback that belongs to an optimizer: those of the papers."""
 
 
@@ -131,6 +152,8 @@ def way_of(optimizer: str, session: Session, replica: Replica, phases: Phases) -
         return _Own(_OWN[optimizer](dict(replica.model.named_parameters()), session, phases))
     if optimizer in LOCAL:
         return _Local(session, replica, phases, LOCAL[optimizer])
+    if optimizer == "clan":
+        return _Clan(session, replica)
     return _Gradients(session, replica)
 
 
@@ -165,6 +188,18 @@ class _Gradients:
 
     def finish(self) -> None:
         """The replicas are equal already."""
+
+
+class _Clan(_Gradients):
+    """The same, for an optimizer of arrays."""
+
+    def __init__(self, session: Session, replica: Replica) -> None:
+        super().__init__(session, replica)
+        self._clan = Clan(dict(replica.model.named_parameters()))
+
+    def step(self, grads: dict[str, Any], rate: float) -> None:
+        self._clan.lr = rate
+        self._clan.step(self._session.sync(grads))
 
 
 def _onebit_adam(params: dict[str, Any], session: Session, phases: Phases) -> OnebitAdam:

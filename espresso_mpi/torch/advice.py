@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from ..options import POOR_UNDER_ADAM
+from ..options import POOR_UNDER_ADAM, POOR_UNDER_MOMENTUM
 from ..session import Session
 
 _LOG = logging.getLogger("espresso_mpi")
@@ -26,7 +26,8 @@ def watch(session: Session, parameters: Iterable[torch.Tensor]) -> None:
     """Look at the first optimizer that steps one of the parameters: tell a session that plans for itself, and warn on
     rank 0 of one that does not go with the compressor."""
     spec = session.compressor or "none"
-    poor = spec.partition(":")[0] in POOR_UNDER_ADAM and session.rank == 0
+    kind = spec.partition(":")[0]
+    poor = kind in (*POOR_UNDER_ADAM, *POOR_UNDER_MOMENTUM) and session.rank == 0
     if session.topology.size == 1 or not (poor or session.planning):
         return
     known = weakref.ref(session)
@@ -39,14 +40,23 @@ def watch(session: Session, parameters: Iterable[torch.Tensor]) -> None:
         session = known()
         if session is not None and type(optimizer) is torch.optim.SGD:  # of others only they know what they divide by
             session.judge_for("sgd")
-        if poor and isinstance(optimizer, _DIVIDING):
+        better = _better(optimizer, kind) if poor else None
+        if better is not None:
             _LOG.warning(
-                "%s with compressor %r: gradients in so few bits end far above the loss of fp32 under this optimizer, "
-                "because it divides by the root of their second moment; use espresso_mpi.torch.OnebitAdam, or "
-                "compressor='int8' or 'int4' (docs/optimizers.md)", type(optimizer).__name__, spec,
+                "%s with compressor %r: under this optimizer, gradients compressed like this ended more than 1 %% "
+                "above the loss of fp32; use espresso_mpi.torch.%s, or compressor='int8' or 'int4' "
+                "(docs/choosing.md)", type(optimizer).__name__, spec, better,
             )  # fmt: skip
 
     weakref.finalize(session, register_optimizer_step_pre_hook(look).remove)
+
+
+def _better(optimizer: torch.optim.Optimizer, kind: str) -> str | None:
+    """The optimizer to take instead, where this one does not go with a compressor of gradients."""
+    if isinstance(optimizer, _DIVIDING):
+        return "OnebitAdam" if kind in POOR_UNDER_ADAM else None
+    has_momentum = isinstance(optimizer, torch.optim.SGD) and any(group["momentum"] for group in optimizer.param_groups)
+    return "MomentumSGD" if has_momentum and kind in POOR_UNDER_MOMENTUM else None
 
 
 def _is_known(own: dict[int, weakref.ref[torch.Tensor]], parameter: torch.Tensor) -> bool:

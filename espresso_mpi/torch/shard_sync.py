@@ -11,7 +11,7 @@ from torch import distributed
 
 from ..errors import ConfigError, GradientError
 from ..session import Session
-from . import names
+from . import advice, names
 from .groups import group_session, ranks_of
 from .loss_scale import follow
 from .states import KeepsState
@@ -86,6 +86,7 @@ class ShardSync(KeepsState):
                 self._gathers.append(gather)
             if replicas is not None:
                 module.set_all_reduce_hook(_mean_over(replicas, parts))
+        advice.watch(self.session, model.parameters())
 
     def reset_weights(self) -> None:
         """Send all weights as they are the next time; after weights were loaded or changed by hand."""

@@ -248,18 +248,27 @@ def test_torch_tells_of_an_optimizer_that_does_not_go_with_its_compressor(world,
     from espresso_mpi.torch import GradientSync
 
     lines = []
-    for optimizer, compressor in [("AdamW", "onebit"), ("SGD", "onebit"), ("AdamW", "int8")]:
+    cases = [
+        ("AdamW", {}, "onebit"),
+        ("SGD", {}, "onebit"),
+        ("AdamW", {}, "int8"),
+        ("SGD", {"momentum": 0.9}, "onebit"),
+        ("SGD", {"momentum": 0.9}, "int2"),
+        ("AdamW", {}, "powersgd:rank=2"),
+    ]
+    for optimizer, options, compressor in cases:
         model = torch.nn.Linear(80, 70)
         sync = GradientSync(model, open_session(compressor=compressor))
-        stepped = getattr(torch.optim, optimizer)(model.parameters(), lr=0.1)
+        stepped = getattr(torch.optim, optimizer)(model.parameters(), lr=0.1, **options)
         caplog.clear()
         for _ in range(2):
             model(torch.ones(4, 80)).sum().backward()
             sync.wait()
             stepped.step()
-        lines.append(caplog.text.count("with compressor 'onebit'"))
+        lines.append(caplog.text.count(f"with compressor {str(compressor)!r}"))
         sync.close()
-    assert lines == [int(world.rank == 0), 0, 0]
+    once = int(world.rank == 0)
+    assert lines == [once, 0, 0, once, 0, once]
 
 
 @pytest.mark.parametrize("name", ["MomentumSGD", "OnebitAdam"])
