@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import numbers
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -70,20 +70,18 @@ class Clan:
         eps: float = 1e-6,
         weight_decay: float = 0.01,
     ) -> None:
-        self.lr = lr
-        checked = AdamSettings.checked("Clan", lr, betas, eps, weight_decay)
-        self._betas, self._eps, self._decay = checked.betas, checked.eps, checked.weight_decay
+        self._settings = AdamSettings.checked("Clan", lr, betas, eps, weight_decay)
         self._params = params
-        self._moments = {t.name: _Moments(0, t.library.zeros(t), t.library.zeros(t)) for t in tensors_of(params)}
+        self._moments = {t.name: Moments(0, t.library.zeros(t), t.library.zeros(t)) for t in tensors_of(params)}
 
     @property
     def lr(self) -> float:
         """The learning rate η of the next step."""
-        return self._lr
+        return self._settings.lr
 
     @lr.setter
     def lr(self, value: float) -> None:
-        self._lr = number("Clan", "lr", value, 0, MOST)
+        self._settings = replace(self._settings, lr=number("Clan", "lr", value, 0, MOST))
 
     def step(self, grads: Any) -> Any:
         """Update the parameters once.
@@ -101,26 +99,13 @@ class Clan:
         """
         tensors = tensors_of(self._params)
         values = matched(tensors, dict(buffers.flatten(grads)))
-        lengths = {t.name: _length(t, values[t.name]) for t in tensors if values[t.name] is not None}
+        lengths = {t.name: length_of(t, values[t.name]) for t in tensors if values[t.name] is not None}
         for tensor in tensors:
             if tensor.name in lengths:
-                gradient = read(tensor, values[tensor.name]) / (lengths[tensor.name] + self._eps)
-                self._update(tensor, tensor.library.single(gradient), self._moments[tensor.name])
+                gradient = read(tensor, values[tensor.name]) / (lengths[tensor.name] + self._settings.eps)
+                update(tensor, tensor.library.single(gradient), self._moments[tensor.name], self._settings)
         self._params = buffers.rebuild(self._params, [tensor.adopted for tensor in tensors])
         return self._params
-
-    def _update(self, tensor: Tensor, g: Any, moments: _Moments) -> None:
-        """One step of one tensor along its normalised gradient."""
-        x = tensor.library.single(tensor.array)
-        length = _norm(tensor, x)
-        moments.steps += 1
-        scales = [1 - beta**moments.steps for beta in self._betas]
-        change, moments.m[...], moments.v[...] = lans(
-            x, g, moments.m, moments.v, self._betas, scales, self._eps, self._decay,
-            lambda direction: _ratio(length, _norm(tensor, direction)),
-        )  # fmt: skip
-        array = tensor.array
-        array -= self._lr * change
 
     def state_dict(self) -> dict[str, dict[str, Any]]:
         """The number of steps and the moments of each tensor, as numpy arrays: a copy."""
@@ -138,7 +123,7 @@ class Clan:
         """
         tensors = tensors_of(self._params)
         saved = entries("Clan", state, self._moments)
-        loaded = {t.name: _checked(t, saved[t.name]) for t in tensors}
+        loaded = {t.name: moments_of(t, saved[t.name]) for t in tensors}
         for tensor in tensors:
             steps, m, v = loaded[tensor.name]
             own = self._moments[tensor.name]
@@ -174,7 +159,7 @@ def lans(
 
 
 @dataclass
-class _Moments:
+class Moments:
     """What is kept of one tensor: how often it was updated, and two flat float32 arrays of its own library."""
 
     steps: int
@@ -182,7 +167,26 @@ class _Moments:
     v: Any
 
 
-def _length(tensor: Tensor, value: Any) -> float:
+def update(tensor: Tensor, g: Any, moments: Moments, settings: AdamSettings) -> None:
+    """One step of one tensor along ``g``, its gradient over its norm: flat, float32."""
+    x = tensor.library.single(tensor.array)
+    length = _norm(tensor, x)
+    moments.steps += 1
+    scales = [1 - beta**moments.steps for beta in settings.betas]
+    change, moments.m[...], moments.v[...] = lans(
+        x, g, moments.m, moments.v, settings.betas, scales, settings.eps, settings.weight_decay,
+        lambda direction: _ratio(length, _norm(tensor, direction)),
+    )  # fmt: skip
+    array = tensor.array
+    array -= settings.lr * change
+
+
+def length_of(tensor: Tensor, value: Any) -> float:
+    """The norm of a gradient.
+
+    Raises:
+        NonFiniteError: it is not finite.
+    """
     length = tensor.library.norm(read(tensor, value))
     if not math.isfinite(length):
         raise NonFiniteError(
@@ -201,8 +205,12 @@ def _ratio(length: float, other: float) -> float:
     return length / other if length > 0 and other > 0 else 1.0
 
 
-def _checked(tensor: Tensor, entry: Any) -> tuple[int, np.ndarray, np.ndarray]:
-    """Steps and moments of one tensor from a saved state."""
+def moments_of(tensor: Tensor, entry: Any) -> tuple[int, np.ndarray, np.ndarray]:
+    """Steps and moments of one tensor from a saved state.
+
+    Raises:
+        StateError: they are damaged, or those of another tensor.
+    """
     m, v = array(tensor, entry, "m"), array(tensor, entry, "v", positive=True)
     steps = entry.get("steps")
     if not isinstance(steps, numbers.Integral) or isinstance(steps, bool) or steps < 0:

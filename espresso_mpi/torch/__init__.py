@@ -10,8 +10,8 @@
 - ``shard_sync``: FSDP2.
 - ``process_group``, ``groups``, ``work``, ``futures``, ``monitored_barrier``, ``sparse``, ``untraced``: the process
   group ``"espresso"``.
-- ``onebit_adam``, ``onebit_lamb``, ``zero_one_adam``, ``momentum_sgd``, ``demo``, ``synchronised``: the optimizers of
-  ``espresso_mpi.optim`` as optimizers of torch.
+- ``onebit_adam``, ``onebit_lamb``, ``zero_one_adam``, ``momentum_sgd``, ``demo``, ``synchronised``, ``clan``,
+  ``diloco``: the optimizers of ``espresso_mpi.optim`` as optimizers of torch.
 - ``replicas``: parameters and buffers that must be equal on all ranks.
 - ``loss_scale``: residuals in the scale of a ``GradScaler``.
 - ``states``: states of sessions as torch tensors.
@@ -25,8 +25,10 @@ from __future__ import annotations
 
 from . import process_group
 from .accelerated import hook_accelerator
+from .clan import Clan
 from .ddp import ddp_hook
 from .demo import DeMo
+from .diloco import DiLoCo
 from .gradient_sync import GradientSync
 from .groups import group_session
 from .hooks import push_hook
@@ -42,7 +44,9 @@ from .zero_one_adam import ZeroOneAdam
 process_group.register()
 
 __all__ = [
+    "Clan",
     "DeMo",
+    "DiLoCo",
     "GradientSync",
     "MomentumSGD",
     "OnebitAdam",

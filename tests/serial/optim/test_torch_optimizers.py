@@ -6,8 +6,8 @@ import copy
 
 import pytest
 
-from espresso_mpi import Session
-from espresso_mpi.errors import ConfigError, StateError
+from espresso_mpi import Session, optim
+from espresso_mpi.errors import ConfigError, NonFiniteError, StateError
 
 torch = pytest.importorskip("torch")
 adapter = pytest.importorskip("espresso_mpi.torch")
@@ -135,3 +135,107 @@ def test_lamb_moves_parameters_that_come_after_the_warm_up(session):
         optimizer.step()
     moved = float((late.weight - before).norm() / before.norm())
     assert 0.005 < moved < 0.5
+
+
+def trained(model, step, count, first=0):
+    for number in range(first, first + count):
+        torch.manual_seed(number)
+        model.zero_grad()
+        model(torch.randn(8, 4)).square().mean().backward()
+        step()
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_diloco_around_two_optimizers_is_that_of_plain_arrays(sparse):
+    """With a scheduler, frozen parameters, and a state that another run goes on from."""
+    kinds = {"compressor": "topk_in_chunks", "feedback": "plain:decay=0.95"} if sparse else {"compressor": "int4"}
+    options = {"every": 4, "fragments": 2}
+    runs = []
+    with Session(min_bytes=0, **kinds) as session, Session(min_bytes=0, **kinds) as other:
+        for plain in (True, False):
+            model = network()
+            model[0].bias.requires_grad_(False)
+            local = [
+                torch.optim.SGD(list(model[0].named_parameters("0")), lr=0.1, momentum=0.9),
+                torch.optim.AdamW(list(model[2].named_parameters("2")), lr=0.01),
+            ]
+            if plain:
+                params = {name: p for name, p in model.named_parameters() if p.requires_grad}
+                core = optim.DiLoCo.sparse if sparse else optim.DiLoCo
+                outer = core(params, session, **options)
+                rates = [torch.optim.lr_scheduler.LinearLR(one, total_iters=8) for one in local]
+                step = lambda: [*[o.step() for o in (*local, outer)], *[rate.step() for rate in rates]]  # noqa: E731, B023
+            else:
+                make = adapter.DiLoCo.sparse if sparse else adapter.DiLoCo
+                outer = make(local, other, **options)
+                rate = torch.optim.lr_scheduler.LinearLR(outer, total_iters=8)
+                step = lambda: [outer.step(), rate.step()]  # noqa: E731, B023
+            trained(model, step, 10)
+            outer.average()
+            runs.append((model, outer, local))
+        first, second = (model.state_dict() for model, _, _ in runs)
+        assert all(torch.equal(first[key], second[key]) for key in first)
+        assert second["0.weight"].ne(network()[0].weight).any() and second["0.bias"].eq(network()[0].bias).all()
+        model, outer, _ = runs[1]
+        state, twin = copy.deepcopy(outer.state_dict()), copy.deepcopy(model)
+        with Session(min_bytes=0, **kinds) as third:
+            parts = [torch.optim.SGD(list(twin[0].named_parameters("0")), lr=1.0, momentum=0.9)]
+            with pytest.raises(StateError, match="none of 1 local optimizers"):
+                make(parts, third, **options).load_state_dict(state)
+            parts.append(torch.optim.AdamW(list(twin[2].named_parameters("2")), lr=1.0))
+            loaded = make(parts, third, **options)
+            loaded.load_state_dict(state)
+            third.load_state_dict(other.state_dict())
+            assert [group["lr"] for group in loaded.param_groups] == pytest.approx([0.1, 0.01])
+            for m, o in ((model, outer), (twin, loaded)):
+                trained(m, o.step, 5, first=10)
+        assert all(torch.equal(p, q) for p, q in zip(model.parameters(), twin.parameters()))
+        outer.zero_grad()
+        assert all(p.grad is None for p in model.parameters())
+
+
+def test_diloco_refuses_what_it_cannot_average(session):
+    model = network()
+    with pytest.raises(ConfigError, match="expected an optimizer of torch"):
+        adapter.DiLoCo(model.parameters(), session)
+    twice = [torch.optim.SGD(m.named_parameters(), lr=0.1) for m in (model, network())]
+    with pytest.raises(ConfigError, match=r"two parameters are named '0\.weight'"):
+        adapter.DiLoCo(twice, session)
+
+
+def test_clan_is_that_of_plain_arrays():
+    model, twin = network(), network()
+    groups = [{"params": [model[0].weight], "weight_decay": 0.1}, {"params": list(model[2].parameters())}]
+    optimizer = adapter.Clan(groups, lr=0.01)
+    cores = [
+        optim.Clan({"w": twin[0].weight}, lr=0.01, weight_decay=0.1),
+        optim.Clan(dict(twin[2].named_parameters()), lr=0.01),
+    ]
+
+    def plain():
+        cores[0].step({"w": twin[0].weight.grad})
+        cores[1].step({name: p.grad for name, p in twin[2].named_parameters()})
+
+    trained(model, optimizer.step, 4)
+    trained(twin, plain, 4)
+    state = copy.deepcopy(optimizer.state_dict())
+    other = adapter.Clan([{"params": group["params"]} for group in groups], lr=1.0)
+    other.load_state_dict(state)
+    trained(model, other.step, 3, first=4)
+    trained(twin, plain, 3, first=4)
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), twin.parameters()))
+    before = [p.clone() for p in model.parameters()]
+    model[2].bias.grad[0] = torch.inf
+    with pytest.raises(NonFiniteError):
+        other.step()
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), before))
+    with pytest.raises(StateError, match=r"got m of shape"):
+        adapter.Clan(network(width=9).parameters()).load_state_dict(adapter_state(network()))
+    with pytest.raises(ConfigError, match="Clan: betas"):
+        adapter.Clan(model.parameters(), betas=(1.0, 0.9))
+
+
+def adapter_state(model):
+    optimizer = adapter.Clan(model.parameters())
+    trained(model, optimizer.step, 1)
+    return optimizer.state_dict()
