@@ -90,9 +90,9 @@ OWN = {
     "clan": "onebit",
 }
 """Those of them that are more than averages of gradients for the usual optimizer, and the compressors that are usual
-for that. ``ef21`` is the usual optimizer on gradients by EF21 with momentum."""
+for that. ``ef21`` is the usual optimizer on gradients by EF21, without a momentum (docs/error-feedback.md)."""
 
-FEEDBACK = {"sparseloco": "plain:decay=0.95", "demo": "plain:decay=0.999", "ef21": "ef21:momentum=0.1"}
+FEEDBACK = {"sparseloco": "plain:decay=0.95", "demo": "plain:decay=0.999", "ef21": "ef21"}
 """The error feedback that belongs to an optimizer: those of the papers."""
 
 
