@@ -174,8 +174,8 @@ class Options:
         return topology.size == 1 or self.stays_dense(spec.name, spec.nbytes)
 
     def stays_dense(self, name: str, nbytes: int) -> bool:
-        """Whether ``min_bytes`` or ``dense`` says so; a pattern for ``w`` is one for ``DiLoCo w`` of an optimizer."""
-        names = name, name.rpartition(" ")[2]
+        """Whether ``min_bytes`` or ``dense`` says so; a pattern for ``w`` is one for the progress of ``w``, too."""
+        names = name, name.removeprefix("DiLoCo ")
         return nbytes < self.min_bytes or any(fnmatchcase(one, pattern) for pattern in self.dense for one in names)
 
     @property

@@ -9,7 +9,7 @@ from ..compressors.registry import split_specs
 from ..errors import ConfigError
 from .defaults import Accuracy as Defaults
 from .loss_curves import LossCurve, Point
-from .optimizer_ways import OWN, Phases
+from .optimizer_ways import FEEDBACK, OWN, Phases
 from .workloads import workload_of
 
 AVERAGING = ("gloo", "push", "sync", "gradsync")
@@ -145,6 +145,8 @@ def _way_of(spec: str) -> Way:
     if kind == "gloo":
         if compressor.partition(":")[0] not in GLOO:
             raise ConfigError(f"--ways {spec!r}; torch has {', '.join(GLOO)}")
+    elif compressor == AUTO and kind in FEEDBACK:
+        raise ConfigError(f"--ways {spec!r}; expected a compressor: plans have no feedback of an optimizer's own")
     elif compressor not in ("none", AUTO):
         get(compressor)
     return Way(spec, kind, compressor)

@@ -33,7 +33,7 @@ def optax_for(owner: str, instead: str) -> Any:
     return optax
 
 
-def usable(owner: str, session: Session | None, rule: OptimizerRule = "momentum") -> Session:
+def usable(owner: str, session: Session | None, rule: OptimizerRule | None = "momentum") -> Session:
     """The session, or the default one.
 
     Args:
@@ -68,9 +68,10 @@ def schedule(owner: str, learning_rate: Any) -> Callable[[Any], Any]:
     if callable(learning_rate):
         given: Callable[[Any], Any] = learning_rate
         return lambda updates: jnp.asarray(given(updates), jnp.float32)
-    if isinstance(learning_rate, jax.Array) and not learning_rate.shape:  # of optax.inject_hyperparams
+    if isinstance(learning_rate, jax.core.Tracer) and not learning_rate.shape:  # of optax.inject_hyperparams
         return lambda updates: learning_rate.astype(jnp.float32)
-    value = number(owner, "learning_rate", learning_rate, 0, MOST)
+    scalar = isinstance(learning_rate, jax.Array) and not learning_rate.shape
+    value = number(owner, "learning_rate", float(learning_rate) if scalar else learning_rate, 0, MOST)
     return lambda updates: value
 
 

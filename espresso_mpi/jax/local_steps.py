@@ -87,7 +87,7 @@ def diloco(
     if steps(owner, "fragments", fragments, 1) > steps(owner, "every", every, 1):
         raise ConfigError(f"{owner}: every={every}, fragments={fragments}; expected at most one fragment in a step")
     made = _DiLoCo(
-        owner, optax.with_extra_args_support(inner), optax.apply_updates, usable(owner, session, "sgd"), int(every),
+        owner, optax.with_extra_args_support(inner), optax.apply_updates, usable(owner, session, None), int(every),
         int(fragments), schedule(owner, learning_rate), SGDSettings.checked(owner, 0.0, momentum, 0.0, nesterov),
     )  # fmt: skip
     return optax.GradientTransformationExtraArgs(made.start, made.update)
@@ -121,6 +121,11 @@ class _DiLoCo:
         one_chain(self, self.session)
         before = precise(given_params(self.owner, params))
         fragments = self._parts(before)
+        if state.averaged.shape != (len(fragments),):
+            raise ConfigError(
+                f"{self.owner}: the state is of {state.averaged.size} fragments; expected {len(fragments)}; continue "
+                f"with fragments={state.averaged.size}"
+            )
         if average:
             lr, target = self.learning_rate(state.count), before
             for number in range(len(fragments)):

@@ -108,7 +108,8 @@ def typical_variances(variances: Any) -> Any:
 
 
 def _typical(count: Any, total: Any) -> Any:
-    return jnp.where(count > 0, jnp.exp2(jnp.floor(total / jnp.maximum(count, 1))), 0)
+    exponent = jnp.minimum(jnp.floor(total / jnp.maximum(count, 1)), 100)
+    return jnp.where(count > 0, jnp.ldexp(jnp.float32(1), exponent.astype(jnp.int32)), 0)
 
 
 def mapped(results: int, formula: Callable[..., Any], trees: tuple[Any, ...], last: Any) -> list[Any]:

@@ -91,7 +91,7 @@ class DiLoCo:
         delay: int = 0,
         mix: float | None = None,
     ) -> None:
-        check_session("DiLoCo", session, "sgd")
+        check_session("DiLoCo", session)
         self._every, self._delay = count("DiLoCo", "every", every, 1), count("DiLoCo", "delay", delay, 0)
         fragments = count("DiLoCo", "fragments", fragments, 1)
         if fragments > every or delay * fragments >= every:

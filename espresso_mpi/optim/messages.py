@@ -13,11 +13,11 @@ if TYPE_CHECKING:
     from ..tuning import OptimizerRule
 
 
-def check_session(owner: str, session: Session, rule: OptimizerRule) -> None:
+def check_session(owner: str, session: Session, rule: OptimizerRule | None = None) -> None:
     """Refuse a session that skips values that are not finite: what one call skips, another may not.
 
     Args:
-        rule: what a session with ``plan="auto"`` judges compressors for; see ``Session.judge_for``.
+        rule: what a session with ``plan="auto"`` judges compressors for, if it is known; see ``Session.judge_for``.
 
     Raises:
         ConfigError: it does.
@@ -27,7 +27,8 @@ def check_session(owner: str, session: Session, rule: OptimizerRule) -> None:
             f"{owner}: the session has nonfinite={session.nonfinite!r}; expected 'raise': the ranks would go on with "
             f"different parameters after a message that is skipped"
         )
-    session.judge_for(rule)
+    if rule is not None:
+        session.judge_for(rule)
 
 
 def wait_for(handles: Iterable[Handle]) -> list[Any]:

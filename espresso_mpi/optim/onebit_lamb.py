@@ -71,12 +71,12 @@ class LambRule(Rule[Counters]):
         self._typical = TypicalVariances()
 
     def read(self, state: Any, names: Iterable[str]) -> Counters:
-        """As of every rule; after the warm-up, the coefficients are those of the parameters."""
-        counters = super().read(state, names)
-        if counters.frozen_at and (missing := set(names) - set(counters.coefficients)):
+        """As of every rule; the coefficients are those of the parameters, but for such as came late."""
+        counters, own = super().read(state, names), set(names)
+        if counters.coefficients and own and own.isdisjoint(counters.coefficients):
             raise StateError(
-                f"{self.owner}: the state has no coefficient of {min(missing)!r} and {len(missing) - 1} more; load the "
-                f"state of this model, with its names of parameters"
+                f"{self.owner}: the state has coefficients of {min(counters.coefficients)!r} and others, but none of "
+                f"{min(own)!r} and others; load the state of this model, with its names of parameters"
             )
         return counters
 
@@ -130,11 +130,14 @@ class LambRule(Rule[Counters]):
             numbers = (first, 1 / (1 - first), second, 1 - second, 1 / (1 - first**steps), v_scale, s.eps)
             arrays = (slot.flat, kept["m"], kept["fresh"], kept["v"], tensor.array)
             FROZEN_DIRECTION(tensor.library, arrays, (*numbers, s.weight_decay, typical[tensor.name]))
-            share = 1 - KEEP**frozen_at
-            mean, factor = found.get(tensor.name) or (share * self._coefficient(slot), 1.0)  # added after the warm-up
-            factor = _factor(slot, v_scale, 1 / (1 - second**steps), factor)
-            found[tensor.name] = mean, factor
-            ALONG(tensor.library, (tensor.array, slot.flat), (s.lr * factor * mean / share,))
+            if tensor.name in found:
+                mean, factor = found[tensor.name]
+                factor = _factor(slot, v_scale, 1 / (1 - second**steps), factor)
+                found[tensor.name] = mean, factor
+                coefficient = factor * mean / (1 - KEEP**frozen_at)
+            else:  # it came after the warm-up, which knows nothing of it
+                coefficient = self._coefficient(slot)
+            ALONG(tensor.library, (tensor.array, slot.flat), (s.lr * coefficient,))
         self.counters = replace(self.counters, steps=steps, coefficients=found)
 
 

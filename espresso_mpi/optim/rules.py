@@ -124,6 +124,10 @@ class Rule(ABC, Generic[C]):
                 warm-up by a compressor, gradients travel one by one: residuals of the others have changed.
         """
 
+    def holds(self, name: str) -> bool:
+        """Whether a parameter has changes that the ranks have not synchronised."""
+        return False
+
     def state(self) -> dict[str, Any]:
         """The counters, for a checkpoint.
 

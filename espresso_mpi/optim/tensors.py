@@ -153,6 +153,10 @@ class NumPy:
         """The array itself if it is in host memory."""
         return array if self._np is np else None
 
+    def number(self, value: float) -> Any:
+        """A number of a formula: a float64 would make float64 of booleans."""
+        return np.float32(value)
+
     def exponents(self, array: Any) -> Any:
         """The exponents of ``frexp``: integers."""
         return self._np.frexp(array)[1]
@@ -219,6 +223,10 @@ class Torch:
     def host_view(self, array: Any) -> np.ndarray | None:
         """The tensor's memory as an array of numpy if it is in host memory."""
         return array.numpy() if array.device.type == "cpu" else None
+
+    def number(self, value: float) -> Any:
+        """A number of a formula."""
+        return value
 
     def exponents(self, array: Any) -> Any:
         """The exponents of ``frexp``: integers."""

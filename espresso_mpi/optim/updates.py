@@ -298,9 +298,11 @@ class Update:
         if len(views) == len(arrays):
             self._kernel(*views, *map(np.float32, numbers))
             return
-        results = self._make(library.sqrt)(*arrays, *numbers)
+        results = self._make(library.sqrt)(*arrays, *map(library.number, numbers))
         results = results if isinstance(results, tuple) else (results,)
-        for array, result in zip(arrays[: self._outputs], results):
+        changed = arrays[: self._outputs]
+        kept = [library.copy(one) if any(one is array for array in changed) else one for one in results]
+        for array, result in zip(changed, kept):
             array[...] = result
 
 

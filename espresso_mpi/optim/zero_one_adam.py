@@ -154,6 +154,10 @@ class ZeroOneRule(Rule[Counters]):
             self._synchronise(slots, now.steps, new=False)
             self.counters = replace(now, synced_at=now.steps)
 
+    def holds(self, name: str) -> bool:
+        """As of every rule: since local steps."""
+        return name in self._local
+
     def state(self) -> dict[str, Any]:
         """As of every rule; not between local steps, where ranks differ."""
         if self.counters.synced_at < self.counters.steps:

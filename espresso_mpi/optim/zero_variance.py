@@ -18,6 +18,9 @@ from ..compressors.kernels.cpu import host
 from .rules import Slot
 from .tensors import NumPy, Torch
 
+_LARGEST = 100
+"""Exponent up to which a product with a correction of the bias is still a float32."""
+
 
 @host.Kernel
 def _exponents(bits):  # type: ignore[no-untyped-def]
@@ -32,7 +35,7 @@ def _exponents(bits):  # type: ignore[no-untyped-def]
 
 def typical(count: int, total: int) -> float:
     """The geometric mean of positive numbers, as a power of two: from integers, so that all ranks find the same."""
-    return 2.0 ** (total // count) if count else 0.0
+    return 2.0 ** min(total // count, _LARGEST) if count else 0.0
 
 
 class TypicalVariances:

@@ -22,9 +22,13 @@ _DIVIDING = (
 """Optimizers that divide by a root of second moments of gradients; AdamW is an Adam."""
 
 
-def watch(session: Session, parameters: Iterable[torch.Tensor]) -> None:
+def watch(session: Session, parameters: Iterable[torch.Tensor], sharded: bool = False) -> None:
     """Look at the first optimizer that steps one of the parameters: tell a session that plans for itself, and warn on
-    rank 0 of one that does not go with the compressor."""
+    rank 0 of one that does not go with the compressor.
+
+    Args:
+        sharded: the optimizers of this package do not know the parameters.
+    """
     spec = session.compressor or "none"
     kind = spec.partition(":")[0]
     poor = kind in (*POOR_UNDER_ADAM, *POOR_UNDER_MOMENTUM) and session.rank == 0
@@ -44,8 +48,8 @@ def watch(session: Session, parameters: Iterable[torch.Tensor]) -> None:
         if better is not None:
             _LOG.warning(
                 "%s with compressor %r: under this optimizer, gradients compressed like this ended more than 1 %% "
-                "above the loss of fp32; use espresso_mpi.torch.%s, or compressor='int8' or 'int4' "
-                "(docs/choosing.md)", type(optimizer).__name__, spec, better,
+                "above the loss of fp32; use %scompressor='int8' or 'int4' (docs/choosing.md)",
+                type(optimizer).__name__, spec, "" if sharded else f"espresso_mpi.torch.{better}, or ",
             )  # fmt: skip
 
     weakref.finalize(session, register_optimizer_step_pre_hook(look).remove)

@@ -11,6 +11,7 @@ from ..arrays import buffers
 from ..optim.clan import Moments, length_of, moments_of, update
 from ..optim.settings import AdamSettings
 from ..optim.tensors import read, tensor_of
+from . import names
 
 
 class Clan(torch.optim.Optimizer):
@@ -65,8 +66,9 @@ class Clan(torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        moving = [(p, group) for group in self.param_groups for p in group["params"] if p.grad is not None]
-        tensors = [tensor_of(str(number), parameter) for number, (parameter, _) in enumerate(moving)]
+        named = [(*one, group) for n, group in enumerate(self.param_groups) for one in names.of_group(n, group)]
+        moving = [(parameter, group) for _, parameter, group in named if parameter.grad is not None]
+        tensors = [tensor_of(name, parameter) for name, parameter, _ in named if parameter.grad is not None]
         lengths = [length_of(tensor, parameter.grad) for tensor, (parameter, _) in zip(tensors, moving)]
         for tensor, length, (parameter, group) in zip(tensors, lengths, moving):
             state, settings = self.state[parameter], _settings(group)
@@ -92,8 +94,8 @@ class Clan(torch.optim.Optimizer):
         for place, parameter in zip(places, (p for group in self.param_groups for p in group["params"])):
             if place in saved:
                 tensor, entry = tensor_of(str(place), parameter), saved[place]
-                names = {"steps": "step", "m": "exp_avg", "v": "exp_avg_sq"}
-                values = {key: entry.get(name) for key, name in names.items()}
+                keys = {"steps": "step", "m": "exp_avg", "v": "exp_avg_sq"}
+                values = {key: entry.get(name) for key, name in keys.items()}
                 host = {key: value.cpu() if torch.is_tensor(value) else value for key, value in values.items()}
                 steps, m, v = moments_of(tensor, host)
                 arrays = (tensor.library.from_host(tensor, value) for value in (m, v))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,8 +18,8 @@ class DiLoCo(torch.optim.Optimizer):
     """``espresso_mpi.optim.DiLoCo`` around optimizers of torch: each step is theirs, and an average when it is due.
 
     Learning rate schedulers work with it: its parameter groups are those of the local optimizers. Do not call these
-    any more. Only parameters that require a gradient when this is made are averaged. A ``GradScaler`` must not skip the
-    steps of single ranks.
+    any more. Parameters that require no gradient when this is made stay as they are; make a new one after they are
+    thawed. A ``GradScaler`` must not skip the steps of single ranks.
 
     Args:
         optimizers: the local optimizer, or several that step together, such as Muon and AdamW for MuLoCo. Make them of
@@ -56,7 +57,7 @@ class DiLoCo(torch.optim.Optimizer):
         delay: int = 0,
         mix: float | None = None,
     ) -> None:
-        local, trained = self._around(optimizers, session)
+        local, trained = _around(optimizers, session)
         self._diloco = optim.DiLoCo(
             trained, session, every, outer_lr, outer_momentum, nesterov, fragments, delay, mix
         )  # fmt: skip
@@ -74,37 +75,39 @@ class DiLoCo(torch.optim.Optimizer):
     ) -> DiLoCo:
         """SparseLoCo: see ``espresso_mpi.optim.DiLoCo.sparse``."""
         made = cls.__new__(cls)
-        local, trained = made._around(optimizers, session)
+        local, trained = _around(optimizers, session)
         made._diloco = optim.DiLoCo.sparse(trained, session, every, outer_lr, fragments, delay)
         made._begin(local)
         return made
 
-    @staticmethod
-    def _around(optimizers: Any, session: Session) -> tuple[list[torch.optim.Optimizer], dict[str, torch.Tensor]]:
-        """The local optimizers, and the parameters that they train, by name."""
-        local = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else list(optimizers)
-        if not local or not all(isinstance(one, torch.optim.Optimizer) for one in local):
-            raise ConfigError(f"DiLoCo: got {optimizers!r}; expected an optimizer of torch, or a list of them")
-        trained: dict[str, torch.Tensor] = {}
-        for number, group in enumerate(group for one in local for group in one.param_groups):
-            given = group.get("param_names") or [f"{number}.{index}" for index in range(len(group["params"]))]
-            for name, parameter in zip(given, group["params"]):
-                if not parameter.requires_grad:
-                    continue
-                if name in trained:
-                    raise ConfigError(f"DiLoCo: two parameters are named {name!r}; expected names of their own")
-                names.take(session, name, parameter)
-                trained[name] = parameter
-        return local, trained
-
     def _begin(self, local: list[torch.optim.Optimizer]) -> None:
-        self._local = local
-        super().__init__([group for one in local for group in one.param_groups], {})
+        self._local, self._made = local, False
+        groups = [group for one in local for group in one.param_groups]
+        self._frozen = [p for group in groups for p in group["params"] if not p.requires_grad]
+        defaults = {key: value for one in local for key, value in one.defaults.items()}
+        super().__init__(groups, defaults)
+        self._made = True
 
-    def __getstate__(self) -> dict[str, Any]:
-        """What a copy has: torch's own method leaves out what is not of its class."""
-        state: dict[str, Any] = super().__getstate__()
-        return {**state, "_local": self._local, "_diloco": self._diloco}
+    def __deepcopy__(self, known: dict[int, Any]) -> DiLoCo:
+        """A copy by the same session, which goes on in the place of this one: both would share the residuals."""
+        made = type(self).__new__(type(self))
+        known[id(self)] = made
+        own = {key: getattr(self, key) for key in ("_local", "_diloco", "_frozen", "_made")}
+        made.__setstate__(copy.deepcopy({**super().__getstate__(), **own}, known))
+        return made
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Not possible.
+
+        Raises:
+            ConfigError: always, once this is made.
+        """
+        if self._made:
+            raise ConfigError(
+                "DiLoCo: the parameters are those of the local optimizers; add the group to one of them, and make a "
+                "new DiLoCo"
+            )
+        super().add_param_group(param_group)
 
     @property
     def outer_lr(self) -> float:
@@ -131,7 +134,14 @@ class DiLoCo(torch.optim.Optimizer):
 
         Raises:
             EspressoError: as ``espresso_mpi.optim.DiLoCo.step``.
+            ConfigError: a parameter has been thawed.
         """
+        thawed = [parameter for parameter in self._frozen if parameter.requires_grad]
+        if thawed:
+            raise ConfigError(
+                f"DiLoCo: a parameter of shape {tuple(thawed[0].shape)} requires a gradient now, and did not when this "
+                f"was made; make a new DiLoCo after parameters are thawed"
+            )
         loss = self._local[0].step() if closure is None else self._local[0].step(closure)
         for one in self._local[1:]:
             one.step()
@@ -148,27 +158,65 @@ class DiLoCo(torch.optim.Optimizer):
         Raises:
             ConfigError: a fragment is on its way; call ``average`` before it.
         """
-        return {"local": [one.state_dict() for one in self._local], "diloco": self._diloco.state_dict()}
+        diloco = self._diloco.state_dict()
+        tensors = {
+            name: {key: torch.from_numpy(array) for key, array in entry.items()}
+            for name, entry in diloco["tensors"].items()
+        }
+        return {"local": [one.state_dict() for one in self._local], "diloco": {**diloco, "tensors": tensors}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what ``state_dict`` returned.
 
         Raises:
-            StateError: it is the state of another optimizer, or damaged. Nothing has been changed then.
+            StateError: it is the state of another optimizer, or damaged.
             ConfigError: a fragment is on its way; call ``average`` before it.
-            ValueError: torch's, if it is that of other local optimizers.
+            ValueError: torch's, if it is that of other local optimizers. Nothing has been changed in any case.
         """
         saved = state.get("local")
         if not isinstance(saved, list) or len(saved) != len(self._local):
             raise StateError(
                 f"DiLoCo: the state is none of {len(self._local)} local optimizers; load what state_dict returned"
             )
-        before = self._diloco.state_dict()
-        self._diloco.load_state_dict(state.get("diloco", {}))
+        before = copy.deepcopy(self.state_dict())
         try:
-            for one, own in zip(self._local, saved):
-                one.load_state_dict(own)
-        except ValueError:
-            self._diloco.load_state_dict(before)
+            self._load(state)
+        except Exception:
+            self._load(before)
             raise
-        self.param_groups = [group for one in self._local for group in one.param_groups]
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        try:
+            for one, own in zip(self._local, state["local"]):
+                one.load_state_dict(own)
+            self._diloco.load_state_dict(_on_the_host(state.get("diloco", {})))
+        finally:  # torch replaces the groups of a local optimizer
+            self.param_groups = [group for one in self._local for group in one.param_groups]
+
+
+def _around(optimizers: Any, session: Session) -> tuple[list[torch.optim.Optimizer], dict[str, torch.Tensor]]:
+    """The local optimizers, and the parameters that they train, by name."""
+    local = [optimizers] if isinstance(optimizers, torch.optim.Optimizer) else list(optimizers)
+    if not local or not all(isinstance(one, torch.optim.Optimizer) for one in local):
+        raise ConfigError(f"DiLoCo: got {optimizers!r}; expected an optimizer of torch, or a list of them")
+    groups = enumerate(group for one in local for group in one.param_groups)
+    given = [(name, p) for n, group in groups for name, p in names.of_group(n, group) if p.requires_grad]
+    trained = dict(given)
+    if len(trained) < len(given):
+        twice = next(name for name, parameter in given if trained[name] is not parameter)
+        raise ConfigError(f"DiLoCo: two parameters are named {twice!r}; expected names of their own")
+    names.take_all(session, given)
+    return local, trained
+
+
+def _on_the_host(state: Any) -> Any:
+    """A state of ``optim.DiLoCo`` whose tensors are on no GPU."""
+    tensors = state.get("tensors")
+    if not isinstance(tensors, Mapping):
+        return state
+    host = {
+        name: {key: value.cpu() if torch.is_tensor(value) else value for key, value in entry.items()}
+        for name, entry in tensors.items()
+        if isinstance(entry, Mapping)
+    }
+    return {**state, "tensors": host}

@@ -21,7 +21,7 @@ from .replicas import broadcast_module
 from .states import KeepsState
 
 _AVERAGED = "_espresso_averaged"
-"""An attribute of the gradients that ``wait`` has averaged."""
+"""An attribute of the gradients that ``wait`` has averaged: their version then."""
 
 
 class GradientSync(KeepsState):
@@ -138,8 +138,9 @@ class GradientSync(KeepsState):
                 wait_for(self._handles)
             else:
                 self.session.sync({name: self._hooked[name][0].grad for name in sorted(self._ready)})
-            for name in self._ready:
-                setattr(self._hooked[name][0].grad, _AVERAGED, True)
+            for grad in (self._hooked[name][0].grad for name in self._ready):
+                if grad is not None:
+                    setattr(grad, _AVERAGED, grad._version)
         except EspressoError:
             with suppress(EspressoError):  # no gradient is under way any more
                 wait_for(self._handles)
@@ -154,7 +155,7 @@ class GradientSync(KeepsState):
         """Let ``optimizer.step()`` call ``wait`` first; for loops that read gradients nowhere else.
 
         With ``optimizer.step(closure)``, it is called after the closure, each time. All ranks must call the closure
-        equally often.
+        equally often: for a search along a line, it has to return the mean loss of the ranks.
 
         Returns:
             torch's handle, whose ``remove()`` undoes it.
@@ -166,7 +167,7 @@ class GradientSync(KeepsState):
     def _before_step(self, _: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any] | None:
         """Wait now, or after the closure that the optimizer is given, which computes the gradients."""
         own, *rest = args
-        closure = kwargs.get("closure", rest[0] if rest else None)
+        closure = rest[0] if rest else kwargs.get("closure")
         if closure is None:
             self.wait()
             return None
@@ -176,7 +177,7 @@ class GradientSync(KeepsState):
             self.wait()
             return loss
 
-        return (own,), {**kwargs, "closure": averaging}
+        return ((own, averaging, *rest[1:]), kwargs) if rest else (args, {**kwargs, "closure": averaging})
 
     def close(self) -> None:
         """Remove the hooks, and close the session if this opened it. Collective then."""
@@ -291,4 +292,5 @@ class GradientSync(KeepsState):
         """Whether a gradient is one of this step, and not the mean of an earlier one that nobody has cleared."""
         if grad is None or name in self._accumulated_since:
             return grad is not None
-        return not self._accumulated_since or not getattr(grad, _AVERAGED, False)  # else: one that the loop has put in
+        changed = getattr(grad, _AVERAGED, None) != grad._version  # by the loop itself
+        return changed or not self._accumulated_since

@@ -130,7 +130,8 @@ class EspressoStrategy(DDPStrategy):
         """Read a checkpoint; to go on with training also the residuals, if they were saved. Collective."""
         found: dict[str, Any] = super().load_checkpoint(checkpoint_path, weights_only)
         fits = self.lightning_module.trainer.state.fn == TrainerFn.FITTING
-        residuals = _beside(os.path.realpath(checkpoint_path))  # last.ckpt can be a link
+        places = _beside(checkpoint_path), _beside(os.path.realpath(checkpoint_path))  # last.ckpt can be a link
+        residuals = next(filter(os.path.isdir, places), places[0])
         there = np.array([fits and os.path.isdir(residuals)])
         if self.session.allreduce(there, op="max", name="residuals are there")[0]:
             self.session.load(residuals)

@@ -86,7 +86,7 @@ class ShardSync(KeepsState):
                 self._gathers.append(gather)
             if replicas is not None:
                 module.set_all_reduce_hook(_mean_over(replicas, parts))
-        advice.watch(self.session, model.parameters())
+        advice.watch(self.session, model.parameters(), sharded=True)
 
     def reset_weights(self) -> None:
         """Send all weights as they are the next time; after weights were loaded or changed by hand."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import weakref
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 
@@ -14,6 +16,8 @@ from ..optim.rules import KeptArray, Rule, Slot
 from ..optim.settings import AdamSettings, DeMoSettings, SGDSettings
 from ..optim.tensors import native, tensor_of
 from . import names
+
+S = TypeVar("S", bound="SynchronisedOptimizer")
 
 _AS_IN_ADAM = {"m": "exp_avg", "v": "exp_avg_sq"}
 """Names of kept arrays in the state of a parameter: those of torch's optimizers where there is one."""
@@ -49,12 +53,16 @@ class SynchronisedOptimizer(torch.optim.Optimizer):
         self._messages: dict[torch.Tensor, torch.Tensor] = {}
         self._names: dict[torch.Tensor, str] = {}
         self._settings(defaults)
+        weakref.finalize(self, names.free_all, rule.session, self._names).atexit = False
         super().__init__(params, defaults)
 
-    def __getstate__(self) -> dict[str, Any]:
-        """What a copy has: torch's own method leaves out what is not of its class."""
-        state: dict[str, Any] = super().__getstate__()
-        return {**state, "_rule": self._rule, "_messages": self._messages, "_names": self._names}
+    def __deepcopy__(self: S, known: dict[int, Any]) -> S:
+        """A copy by the same session, which goes on in the place of this one: both would share the residuals."""
+        made = type(self).__new__(type(self))
+        known[id(self)] = made
+        own = {"_rule": self._rule, "_messages": self._messages, "_names": self._names}
+        made.__setstate__(copy.deepcopy({**super().__getstate__(), **own}, known))
+        return made
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As of every optimizer.
@@ -64,22 +72,21 @@ class SynchronisedOptimizer(torch.optim.Optimizer):
                 residual.
         """
         super().add_param_group(param_group)
-        number, group = len(self.param_groups) - 1, self.param_groups[-1]
-        given = group.get("param_names") or [f"{number}.{index}" for index in range(len(group["params"]))]
         known = set(self._names.values())
+        given = names.of_group(len(self.param_groups) - 1, self.param_groups[-1])
         try:
-            for name, parameter in zip(given, group["params"]):
+            for name, _ in given:
                 if name in known:
                     raise ConfigError(
                         f"{self._rule.owner}: two parameters are named {name!r}; expected names of their own, such as "
                         f"those of the whole model's named_parameters()"
                     )
-                names.take(self._rule.session, name, parameter)
                 known.add(name)
+            names.take_all(self._rule.session, given)
         except ConfigError:
             self.param_groups.pop()
             raise
-        self._names.update(zip(group["params"], given))
+        self._names.update((parameter, name) for name, parameter in given)
 
     def _settings(self, group: Mapping[str, Any]) -> Any:
         """Checked settings of a parameter group, whose learning rate may be a tensor."""
@@ -108,11 +115,30 @@ class SynchronisedOptimizer(torch.optim.Optimizer):
 
     def _update(self, update: Callable[[list[Slot[Any]]], None]) -> None:
         """Let the rule change all parameters."""
-        moving = [(p, group) for group in self.param_groups for p in group["params"] if p.requires_grad and p.numel()]
-        settings = {id(group): self._settings(group) for group in self.param_groups}
-        slots = [self._slot(p, settings[id(group)]) for p, group in moving]
+        parameters, slots = list[torch.Tensor](), list[Slot[Any]]()
+        for number, group in enumerate(self.param_groups):
+            settings = self._settings(group)
+            for index, parameter in enumerate(group["params"]):
+                name = self._name(parameter, number, index)
+                if not parameter.numel() or not (parameter.requires_grad or self._rule.holds(name)):
+                    continue
+                still = dataclasses.replace(settings, lr=0.0, weight_decay=0.0)  # frozen between local steps
+                parameters.append(parameter)
+                slots.append(self._slot(parameter, settings if parameter.requires_grad else still))
         update(slots)
-        buffers.rebuild([p for p, _ in moving], [slot.tensor.adopted for slot in slots])
+        buffers.rebuild(parameters, [slot.tensor.adopted for slot in slots])
+
+    def _name(self, parameter: torch.Tensor, number: int, index: int) -> str:
+        """The name of a parameter, which may have taken the place of another one in its group."""
+        if parameter not in self._names:
+            name, _ = names.of_group(number, self.param_groups[number])[index]
+            before = {known: p for p, known in self._names.items()}.get(name)
+            if before is not None:
+                names.free(self._rule.session, name, before)
+                del self._names[before]
+            names.take(self._rule.session, name, parameter)
+            self._names[parameter] = name
+        return self._names[parameter]
 
     def state_dict(self) -> dict[str, Any]:
         """As of every optimizer, with the counters of the rule. Residuals are the session's state."""
@@ -165,6 +191,7 @@ class SynchronisedOptimizer(torch.optim.Optimizer):
                 state[key] = kept.start(tensor)
         if parameter not in self._messages:
             self._messages[parameter] = tensor.library.zeros(tensor).reshape(parameter.shape)
-        gradient = None if parameter.grad is None else native(tensor, parameter.grad)
+        used = parameter.requires_grad and parameter.grad is not None
+        gradient = native(tensor, parameter.grad) if used else None
         arrays = {key: state[_AS_IN_ADAM.get(key, key)] for key in self._rule.kept}
         return Slot(tensor, gradient, settings, arrays, self._messages[parameter])

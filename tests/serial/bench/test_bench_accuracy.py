@@ -81,7 +81,7 @@ def test_ways_are_read_and_wrong_ones_refused():
     assert [(way.kind, way.compressor) for way in ways] == [
         ("gradsync", "topk:ratio=0.01,values=int4"), ("diloco", "int4"), ("onebit-adam", "int8"), ("push", "auto"),
     ]  # fmt: skip
-    for wrong in ("", "gloo:int8", "gradsync", "adamw", "gradsync:int9", "onebit-adam:int9"):
+    for wrong in ("", "gloo:int8", "gradsync", "adamw", "gradsync:int9", "onebit-adam:int9", "ef21:auto"):
         with pytest.raises(ConfigError, match=r"expected|torch has|known|names none"):
             accuracy_runs.ways_of(wrong)
 
