@@ -122,9 +122,11 @@ class SynchronisedOptimizer(torch.optim.Optimizer):
                 name = self._name(parameter, number, index)
                 if not parameter.numel() or not (parameter.requires_grad or self._rule.holds(name)):
                     continue
-                still = dataclasses.replace(settings, lr=0.0, weight_decay=0.0)  # frozen between local steps
+                own = settings
+                if not parameter.requires_grad:  # frozen between local steps
+                    own = dataclasses.replace(settings, lr=0.0, weight_decay=0.0)
                 parameters.append(parameter)
-                slots.append(self._slot(parameter, settings if parameter.requires_grad else still))
+                slots.append(self._slot(parameter, own))
         update(slots)
         buffers.rebuild(parameters, [slot.tensor.adopted for slot in slots])
 
