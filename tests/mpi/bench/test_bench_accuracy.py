@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 
 pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.timeout(300), pytest.mark.usefixtures("one_thread")]
 
-TINY = {"steps": 4, "batch": 2, "width": 64, "layers": 1, "eval_every": 2}
+TINY = {"steps": 4, "batch": 2, "width": 64, "layers": 1, "eval_every": 2, "seeds": "0"}
 """Some of its tensors are large enough to be compressed."""
 
 
