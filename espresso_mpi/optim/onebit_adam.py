@@ -92,7 +92,7 @@ class OnebitRule(Rule[Counters]):
         put_momenta(slots)
         self._sync(slots)
         self._count()
-        typical = self._typical.of(slots)
+        typical = self._typical.of(slots, self.resting)
         for slot in slots:
             s = slot.settings
             arrays = (slot.tensor.array, slot.kept["m"], slot.kept["v"], slot.flat)

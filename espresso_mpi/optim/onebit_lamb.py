@@ -123,7 +123,7 @@ class LambRule(Rule[Counters]):
         put_momenta(slots)
         self._sync(slots)
         steps, frozen_at, found = self.counters.steps + 1, self.counters.frozen_at, dict(self.counters.coefficients)
-        typical = self._typical.of(slots)
+        typical = self._typical.of(slots, self.resting)
         for slot in slots:
             s, (first, second), kept, tensor = slot.settings, slot.settings.betas, slot.kept, slot.tensor
             v_scale = 1 / (1 - second**frozen_at)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, TypeVar
 
@@ -97,6 +97,7 @@ class Rule(ABC, Generic[C]):
         owner: name of the optimizer in errors.
         kept: the arrays of each parameter, by name.
         judged_for: what a session with ``plan="auto"`` judges compressors for; see ``Session.judge_for``.
+        resting: finds the parameters that do not take part in the present step.
 
     Raises:
         ConfigError: the session would skip values that are not finite.
@@ -108,6 +109,7 @@ class Rule(ABC, Generic[C]):
 
     def __init__(self, session: Session, counters: C) -> None:
         check_session(self.owner, session, self.judged_for)
+        self.resting: Callable[[], Sequence[Slot[Any]]] = lambda: ()
         self._session, self.counters = session, counters
 
     @property

@@ -139,7 +139,7 @@ class ZeroOneRule(Rule[Counters]):
         if step == now.next_update:
             self._update_variance(slots, step)
         elif step - now.synced_at < self._policy.interval(step):
-            typical = self._typical.of(slots)
+            typical = self._typical.of(slots, self.resting)
             for slot in slots:
                 self._move(slot, step, typical[slot.tensor.name])
             self.counters = replace(now, steps=step)
@@ -183,7 +183,7 @@ class ZeroOneRule(Rule[Counters]):
     def _update_variance(self, slots: Sequence[Slot[AdamSettings]], step: int) -> None:
         """One step of AdamW on the mean of the gradients."""
         self._mean_gradients(slots)
-        updates, typical = self.counters.updates + 1, self._typical.of(slots)
+        updates, typical = self.counters.updates + 1, self._typical.of(slots, self.resting)
         self.counters = Counters(step, updates, int(self._policy.update_after(step, updates)), step)
         for slot in slots:
             s, (first, second) = slot.settings, slot.settings.betas
@@ -227,7 +227,7 @@ class ZeroOneRule(Rule[Counters]):
         except NonFiniteError:
             self._spoilt = False
             raise
-        typical = self._typical.of(slots)
+        typical = self._typical.of(slots, self.resting)
         for slot in slots:
             self._finish(slot, step, new, typical[slot.tensor.name])
         self._local = {}

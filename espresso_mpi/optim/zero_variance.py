@@ -8,7 +8,7 @@ parameter, or else of all. The papers do not treat this case; DeepSpeed asks for
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -48,16 +48,21 @@ class TypicalVariances:
         """The variances have changed."""
         self._found = {}
 
-    def of(self, slots: Sequence[Slot[Any]]) -> Mapping[str, float]:
-        """The numbers of these parameters. The rule keeps their variances as ``v``."""
+    def of(self, slots: Sequence[Slot[Any]], resting: Callable[[], Sequence[Slot[Any]]]) -> Mapping[str, float]:
+        """The numbers of these parameters. The rule keeps their variances as ``v``.
+
+        Args:
+            resting: the other parameters of the optimizer: all of these may be new.
+        """
         if self._found.keys() != {slot.tensor.name for slot in slots}:
-            self._found = _typical_of(slots)
+            self._found = _typical_of(slots, resting())
         return self._found
 
 
-def _typical_of(slots: Sequence[Slot[Any]]) -> dict[str, float]:
+def _typical_of(slots: Sequence[Slot[Any]], resting: Sequence[Slot[Any]]) -> dict[str, float]:
     counts = {slot.tensor.name: _counted(slot.tensor.library, slot.kept["v"]) for slot in slots}
-    among_all = typical(*(sum(numbers) for numbers in zip((0, 0), *counts.values())))
+    others = [_counted(slot.tensor.library, slot.kept["v"]) for slot in resting]
+    among_all = typical(*(sum(numbers) for numbers in zip((0, 0), *counts.values(), *others)))
     sizes = {slot.tensor.name: slot.tensor.size for slot in slots}
     return {
         name: 0.0 if count == sizes[name] else typical(count, total) or among_all

@@ -115,18 +115,20 @@ class SynchronisedOptimizer(torch.optim.Optimizer):
 
     def _update(self, update: Callable[[list[Slot[Any]]], None]) -> None:
         """Let the rule change all parameters."""
-        parameters, slots = list[torch.Tensor](), list[Slot[Any]]()
+        parameters, slots, resting = list[torch.Tensor](), list[Slot[Any]](), list[tuple[torch.Tensor, Any]]()
         for number, group in enumerate(self.param_groups):
             settings = self._settings(group)
             for index, parameter in enumerate(group["params"]):
                 name = self._name(parameter, number, index)
                 if not parameter.numel() or not (parameter.requires_grad or self._rule.holds(name)):
+                    resting += [(parameter, settings)] if self.state.get(parameter) else []
                     continue
                 own = settings
                 if not parameter.requires_grad:  # frozen between local steps
                     own = dataclasses.replace(settings, lr=0.0, weight_decay=0.0)
                 parameters.append(parameter)
                 slots.append(self._slot(parameter, own))
+        self._rule.resting = lambda: [self._slot(*one) for one in resting]
         update(slots)
         buffers.rebuild(parameters, [slot.tensor.adopted for slot in slots])
 

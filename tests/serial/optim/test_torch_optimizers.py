@@ -122,6 +122,23 @@ def test_a_layer_that_is_frozen_between_local_steps_is_synchronised_with_them(se
     assert "0.weight" not in sent[-1]
 
 
+@pytest.mark.parametrize("name", ["OnebitAdam", "OnebitLamb", "ZeroOneAdam"])
+def test_a_layer_that_is_thawed_alone_moves_as_the_others_did(name, session):
+    """Of those that move, none has a variance: it is that of the layers that rest."""
+    model = network()
+    model[0].requires_grad_(False)
+    options = {**OPTIMIZERS[name], "lr": 0.01}
+    optimizer = getattr(adapter, name)(model.named_parameters(), session, **options)
+    steps(optimizer, model, 4)
+    if hasattr(optimizer, "average"):
+        optimizer.average()
+    model[0].requires_grad_(True)
+    model[2].requires_grad_(False)
+    before = model[0].weight.detach().clone()
+    steps(optimizer, model, 4, first=4)
+    assert 1e-4 < (model[0].weight - before).abs().mean() < 0.2
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_run_goes_on_to_the_bit_from_a_state_and_from_a_copy(name, dtype, session):
