@@ -45,7 +45,7 @@ def diloco(
     inner: Any,
     session: Session | None = None,
     *,
-    every: int = 100,
+    every: int = 30,
     learning_rate: Any = 0.7,
     momentum: float = 0.6,
     nesterov: bool = True,

@@ -111,6 +111,7 @@ class Transport(GpuCalls):
         self._length_given = settings.message_bytes != MESSAGE_BYTES
         self.by_tables = settings.by_tables
         self.posted = {"intra": 0, "inter": 0}  # bytes of messages; the window counts its own
+        self.shown: dict[str, int] | None = None
         self._window = self._open_window(settings.window_bytes)
         self.single_copy = single_copy.of_node(self._local, self._window is not None, settings.single_copy)
         if self._window is not None:
@@ -159,6 +160,10 @@ class Transport(GpuCalls):
     @property
     def sent(self) -> dict[str, int]:
         """Bytes sent to other ranks so far, inside the node and between nodes."""
+        return self.counted() if self.shown is None else dict(self.shown)
+
+    def counted(self) -> dict[str, int]:
+        """The same, with what ``uncounted`` is about to take back."""
         shared = self._window.bytes_sent if self._window else 0
         return {"intra": self.posted["intra"] + shared, "inter": self.posted["inter"]}
 

@@ -10,8 +10,11 @@ from .transport import Transport
 
 @contextmanager
 def uncounted(transport: Transport) -> Iterator[None]:
-    """What is sent in the with-block does not count in ``transport.sent``."""
-    before = transport.sent
-    yield
-    for level, after in transport.sent.items():
-        transport.posted[level] -= after - before[level]
+    """What is sent in the with-block does not count in ``transport.sent``, which other threads may read meanwhile."""
+    before = transport.shown = transport.sent
+    try:
+        yield
+    finally:
+        for level, after in transport.counted().items():
+            transport.posted[level] -= after - before[level]
+        transport.shown = None
