@@ -204,6 +204,10 @@ def _priced(
     found = _step_times(comm, settings, runs, repeats) if known is None else known
     told = {**before["settings"], **cell, "curves_rate": before["settings"]["rate"]}
     rows = _with_seconds(runs, found, comm.rank == 0)
+    if not rows:  # on every rank: all have the same times
+        raise ConfigError(
+            f"--curves {curves}: of none of its ways, all kinds of steps were timed; use more --repeats than {repeats}"
+        )
     result = output.result_of(rows, kind=KIND, settings=told, step_times=[asdict(time) for time in found])
     if timed is not None:
         result["environment"] = timed["environment"]

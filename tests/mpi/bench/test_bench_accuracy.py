@@ -58,5 +58,7 @@ def test_a_stopped_call_goes_on_and_its_curves_are_priced(world, path):
     for other, words in ((path, "expected a file that bench accuracy --curves"), (None, "--times: expected --curves")):
         with pytest.raises(ConfigError, match=words):
             accuracy.main(curves=other, times=other or prices, comm=world)
+    with pytest.raises(ConfigError, match="of none of its ways, all kinds of steps were timed"):
+        accuracy.main(curves=path, ways="diloco", repeats=1, comm=world)
     with pytest.raises(ConfigError, match="--steps 5: the runs of --curves have 4"):
         accuracy.main(curves=path, steps=5, comm=world)
