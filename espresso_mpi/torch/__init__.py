@@ -12,6 +12,7 @@
   group ``"espresso"``.
 - ``onebit_adam``, ``onebit_lamb``, ``zero_one_adam``, ``momentum_sgd``, ``demo``, ``synchronised``, ``clan``,
   ``diloco``: the optimizers of ``espresso_mpi.optim`` as optimizers of torch.
+- ``optimizer_states``: copies and saved states of these.
 - ``replicas``: parameters and buffers that must be equal on all ranks.
 - ``loss_scale``: residuals in the scale of a ``GradScaler``.
 - ``states``: states of sessions as torch tensors.

@@ -12,6 +12,7 @@ from ..optim.clan import Moments, length_of, moments_of, update
 from ..optim.settings import AdamSettings
 from ..optim.tensors import read, tensor_of
 from . import names
+from .optimizer_states import saved_entries
 
 
 class Clan(torch.optim.Optimizer):
@@ -88,18 +89,13 @@ class Clan(torch.optim.Optimizer):
         Raises:
             StateError: the state belongs to other parameters, or is damaged. Nothing has been changed then.
         """
-        saved = state.get("state", {})
-        places = [place for group in state.get("param_groups", ()) for place in group["params"]]
+        own = {p: name for n, group in enumerate(self.param_groups) for name, p in names.of_group(n, group)}
         found = {}
-        for place, parameter in zip(places, (p for group in self.param_groups for p in group["params"])):
-            if place in saved:
-                tensor, entry = tensor_of(str(place), parameter), saved[place]
-                keys = {"steps": "step", "m": "exp_avg", "v": "exp_avg_sq"}
-                values = {key: entry.get(name) for key, name in keys.items()}
-                host = {key: value.cpu() if torch.is_tensor(value) else value for key, value in values.items()}
-                steps, m, v = moments_of(tensor, host)
-                arrays = (tensor.library.from_host(tensor, value) for value in (m, v))
-                found[parameter] = dict(zip(("step", "exp_avg", "exp_avg_sq"), (steps, *arrays)))
+        for parameter, entry in saved_entries(self, state):
+            tensor, keys = tensor_of(own[parameter], parameter), {"steps": "step", "m": "exp_avg", "v": "exp_avg_sq"}
+            steps, m, v = moments_of(tensor, {key: entry.get(name) for key, name in keys.items()})
+            arrays = (tensor.library.from_host(tensor, value) for value in (m, v))
+            found[parameter] = dict(zip(keys.values(), (steps, *arrays)))
         super().load_state_dict(dict(state))
         for parameter, loaded in found.items():  # torch has given them the type of the parameter
             self.state[parameter].update(loaded)

@@ -12,6 +12,7 @@ from .. import optim
 from ..errors import ConfigError, StateError
 from ..session import Session
 from . import names
+from .optimizer_states import copied, on_the_host
 
 
 class DiLoCo(torch.optim.Optimizer):
@@ -90,11 +91,7 @@ class DiLoCo(torch.optim.Optimizer):
 
     def __deepcopy__(self, known: dict[int, Any]) -> DiLoCo:
         """A copy by the same session, which goes on in the place of this one: both would share the residuals."""
-        made = type(self).__new__(type(self))
-        known[id(self)] = made
-        own = {key: getattr(self, key) for key in ("_local", "_diloco", "_frozen", "_made")}
-        made.__setstate__(copy.deepcopy({**super().__getstate__(), **own}, known))
-        return made
+        return copied(self, known, ("_local", "_diloco", "_frozen", "_made"))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Not possible.
@@ -171,7 +168,8 @@ class DiLoCo(torch.optim.Optimizer):
         Raises:
             StateError: it is the state of another optimizer, or damaged.
             ConfigError: a fragment is on its way; call ``average`` before it.
-            ValueError: torch's, if it is that of other local optimizers. Nothing has been changed in any case.
+            ValueError, KeyError: torch's, if it is that of other local optimizers. Nothing has been changed in any
+                case.
         """
         saved = state.get("local")
         if not isinstance(saved, list) or len(saved) != len(self._local):
@@ -189,7 +187,7 @@ class DiLoCo(torch.optim.Optimizer):
         try:
             for one, own in zip(self._local, state["local"]):
                 one.load_state_dict(own)
-            self._diloco.load_state_dict(_on_the_host(state.get("diloco", {})))
+            self._diloco.load_state_dict(_without_gpu(state.get("diloco", {})))
         finally:  # torch replaces the groups of a local optimizer
             self.param_groups = [group for one in self._local for group in one.param_groups]
 
@@ -209,14 +207,10 @@ def _around(optimizers: Any, session: Session) -> tuple[list[torch.optim.Optimiz
     return local, trained
 
 
-def _on_the_host(state: Any) -> Any:
+def _without_gpu(state: Any) -> Any:
     """A state of ``optim.DiLoCo`` whose tensors are on no GPU."""
     tensors = state.get("tensors")
     if not isinstance(tensors, Mapping):
         return state
-    host = {
-        name: {key: value.cpu() if torch.is_tensor(value) else value for key, value in entry.items()}
-        for name, entry in tensors.items()
-        if isinstance(entry, Mapping)
-    }
+    host = {name: on_the_host(entry) for name, entry in tensors.items() if isinstance(entry, Mapping)}
     return {**state, "tensors": host}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import weakref
 from collections.abc import Callable, Iterable, Mapping
@@ -16,6 +15,7 @@ from ..optim.rules import KeptArray, Rule, Slot
 from ..optim.settings import AdamSettings, DeMoSettings, SGDSettings
 from ..optim.tensors import native, tensor_of
 from . import names
+from .optimizer_states import copied, saved_entries
 
 S = TypeVar("S", bound="SynchronisedOptimizer")
 
@@ -58,11 +58,7 @@ class SynchronisedOptimizer(torch.optim.Optimizer):
 
     def __deepcopy__(self: S, known: dict[int, Any]) -> S:
         """A copy by the same session, which goes on in the place of this one: both would share the residuals."""
-        made = type(self).__new__(type(self))
-        known[id(self)] = made
-        own = {"_rule": self._rule, "_messages": self._messages, "_names": self._names}
-        made.__setstate__(copy.deepcopy({**super().__getstate__(), **own}, known))
-        return made
+        return copied(self, known, ("_rule", "_messages", "_names"))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As of every optimizer.
@@ -168,19 +164,13 @@ class SynchronisedOptimizer(torch.optim.Optimizer):
         self._rule.adopt(counters)
 
     def _read_arrays(self, state: Mapping[str, Any]) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
-        """The kept arrays of a state, checked, by the parameters to which torch gives them: those of the same place."""
-        saved = state.get("state", {})
-        places = [place for group in state.get("param_groups", ()) for place in group["params"]]
-        parameters = [p for group in self.param_groups for p in group["params"]]
+        """The kept arrays of a state, checked, by the parameters to which torch gives them."""
         found: dict[torch.Tensor, dict[str, torch.Tensor]] = {}
-        for place, parameter in zip(places, parameters):
-            if place in saved:
-                tensor = tensor_of(self._names[parameter], parameter)
-                entry = {key: value.cpu() for key, value in saved[place].items() if torch.is_tensor(value)}
-                found[parameter] = {
-                    key: tensor.library.from_host(tensor, kept.load(tensor, entry, key))
-                    for key, kept in self._kept.items()
-                }
+        for parameter, entry in saved_entries(self, state):
+            tensor = tensor_of(self._names[parameter], parameter)
+            found[parameter] = {
+                key: tensor.library.from_host(tensor, kept.load(tensor, entry, key)) for key, kept in self._kept.items()
+            }
         return found
 
     @property
