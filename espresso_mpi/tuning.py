@@ -24,7 +24,7 @@ FOR_MOMENTA = (*LIKE_FP32, "int2", "onebit")
 
 
 Accuracy = Literal["safe", "balanced", "fast"]
-OptimizerRule = Literal["adam", "sgd", "momentum"]
+OptimizerRule = Literal["adam", "sgd", "adam-momentum", "sgd-momentum"]
 
 ALWAYS_ACCURATE = ("fp16", "bf16", "int8")
 """Compressors that no ``accuracy`` leaves out: they trained like fp32 wherever they were measured."""
@@ -62,8 +62,9 @@ class Tuning:
         factor: the ratio of these times, in either direction, from which the session measures and plans again.
         every: minimum number of steps from one plan to the next.
         accuracy: how much a compressor may change a tensor's moments: ``safe``, ``balanced``, or ``fast`` (no limit).
-        optimizer: whose moments count: ``adam``, ``sgd``, ``momentum`` if the messages are momenta, or None for what
-            the optimizers of this package and an adapter for torch say, else ``adam``.
+        optimizer: whose moments count: ``adam``, ``sgd``; ``adam-momentum`` or ``sgd-momentum`` if the messages are
+            momenta, with or without a division by √v; or None for what the optimizers of this package and an adapter
+            for torch say, else ``adam``.
 
     Raises:
         ConfigError: a value is not in its range.

@@ -33,7 +33,7 @@ def optax_for(owner: str, instead: str) -> Any:
     return optax
 
 
-def usable(owner: str, session: Session | None, rule: OptimizerRule | None = "momentum") -> Session:
+def usable(owner: str, session: Session | None, rule: OptimizerRule | None = "adam-momentum") -> Session:
     """The session, or the default one.
 
     Args:

@@ -161,7 +161,7 @@ def compressed_trace(
     owner = "compressed_trace"
     optax = optax_for(owner, "use espresso_mpi.optim.MomentumSGD")
     SGDSettings.checked(owner, 0.0, decay, 0.0, nesterov)
-    chosen = usable(owner, session)
+    chosen = usable(owner, session, "sgd-momentum")
     made = _Trace(chosen, decay, nesterov, steps(owner, "warmup", warmup, 0), GradientMeans("MomentumSGD", chosen))
     return optax.GradientTransformation(made.start, made.update)
 

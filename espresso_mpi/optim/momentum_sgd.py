@@ -12,6 +12,7 @@ from .updates import DECAYED_MOMENTUM, SGD
 
 if TYPE_CHECKING:
     from ..session import Session
+    from ..tuning import OptimizerRule
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class MomentumRule(Rule[Counters]):
 
     owner: ClassVar[str] = "MomentumSGD"
     kept: ClassVar = {"m": KeptArray()}
+    judged_for: ClassVar[OptimizerRule] = "sgd-momentum"
 
     def __init__(self, session: Session, warmup: int) -> None:
         super().__init__(session, Counters(0))

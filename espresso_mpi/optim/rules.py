@@ -105,7 +105,7 @@ class Rule(ABC, Generic[C]):
 
     owner: ClassVar[str]
     kept: ClassVar[Mapping[str, KeptArray]]
-    judged_for: ClassVar[OptimizerRule] = "momentum"
+    judged_for: ClassVar[OptimizerRule] = "adam-momentum"
 
     def __init__(self, session: Session, counters: C) -> None:
         check_session(self.owner, session, self.judged_for)

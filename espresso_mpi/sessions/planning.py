@@ -210,8 +210,8 @@ class Planning(SessionBase):
         another rule than ``"adam"`` only if all ranks name it before it plans.
 
         Args:
-            rule: ``"sgd"``, with momentum or without it; ``"momentum"`` if the messages are momenta; or ``"adam"`` for
-                optimizers that divide by a root of second moments.
+            rule: ``"adam"`` for optimizers that divide by a root of second moments; ``"sgd"``, with momentum or
+                without it; ``"adam-momentum"`` and ``"sgd-momentum"`` for the same if the messages are momenta.
 
         Example:
             >>> with espresso_mpi.Session(plan="auto") as session:
