@@ -24,7 +24,7 @@ from ..compressors import get
 from ..engine.fusion import measured_limit
 from ..engine.payload_buckets import limit_of
 from ..errors import ConfigError, PlanError
-from ..options import Options, default_route, dense_strategy
+from ..options import Options, default_route
 from ..planner.explain import short
 from ..planner.model.beside import beside
 from ..planner.model.profile import Profile
@@ -67,11 +67,11 @@ def fixed_ways(topology: Topology, options: Options, tuning: Tuning, workload: W
 
     If gradients are pushed, also the same after the backward pass. No model is needed for them, and all are tried.
     """
-    apart = {spec: _apart(workload, topology, _usual(options, spec)) for spec in (*_methods(tuning), "none")}
-    ways = sorted(apart, key=lambda spec: _payload_bytes(spec, workload))
+    ways = _smallest_first(tuning, workload)
     tensors = {t.name: (t.shape or t.size, t.dtype) for t in workload.tensors}
     made = MadeFor(tensors, len(topology.nodes), topology.local_size, workload.device)
-    plans = [replace(_with_default(apart[spec], topology), made_for=made) for spec in ways]
+    apart = [_apart(workload, topology, _usual(options, spec), ways) for spec in ways]
+    plans = [replace(_with_default(plan, topology), made_for=made) for plan in apart]
     return [replace(plan, held=held) for plan in plans for held in (False, True)[: 1 + pushed]]
 
 
@@ -305,16 +305,16 @@ class _Maker:
         dense = plan(*self._beside, (), baselines=False) if compresses(best) else best
         fixed = fixed_ways(self.topology, self.options, self.tuning, self.workload, self.pushed)
         known = {one.digest: self._priced(one, best) for one in fixed}
-        others = [best, dense]
-        for spec in ("none", *_methods(self.tuning)):
+        others, ways = [best, dense], _smallest_first(self.tuning, self.workload)
+        for spec in ways:
             usual = _usual(self.options, spec)
-            default = _apart(self.workload, self.topology, usual)
+            default = _apart(self.workload, self.topology, usual, ways)
             quick = self._quick_route(spec, best)
             if quick not in {strategy.route for strategy in default.strategies.values()}:
                 usual = _usual(self.options, spec, quick)
-                apart = _apart(self.workload, self.topology, usual)
+                apart = _apart(self.workload, self.topology, usual, ways)
                 others.append(replace(self._described(apart, best), schedule=None))
-            others.append(self._described(self._together(usual), best))
+            others.append(self._described(self._together(usual, ways), best))
         new = {one.digest: one for one in (_with_default(one, self.topology) for one in others)}
         return list(known.values()), [one for digest, one in new.items() if digest not in known]
 
@@ -327,17 +327,17 @@ class _Maker:
         case = Case(workload.without_bars, profile, spec, str(best.forecast.lanes), best.forecast.order)
         return case.usual(self.workload.device).route
 
-    def _together(self, usual: Options) -> Plan:
-        """All tensors in one buffer, one for each element type."""
+    def _together(self, usual: Options, ways: Sequence[str]) -> Plan:
+        """All tensors in one buffer, one for each element type and compressor."""
         whole = TensorSpec("all", (self.workload.nbytes,), "float32", self.workload.device)
-        barred = _barred(self.workload, usual.compressor)
-        names = [tensor.name for tensor in self.workload.tensors if tensor.name not in barred]
-        strategies = {
-            **dict.fromkeys(names, usual.strategy(whole, self.topology)),
-            **dict.fromkeys(barred, dense_strategy(self.topology)),
-        }
-        groups = [_of_one_type(self.workload, some) for some in (names, barred)]
-        return Plan(strategies, groups=(*groups[0], *groups[1]), fuse_bytes=0)
+        chosen = _allowed(self.workload, usual, ways)
+        strategies = {name: options.strategy(whole, self.topology) for name, options in chosen.items()}
+        groups = [
+            group
+            for spec in ways
+            for group in _of_one_type(self.workload, [name for name in chosen if chosen[name].compressor == spec])
+        ]
+        return Plan(strategies, groups=tuple(groups), fuse_bytes=0)
 
     def _described(self, given: Plan, best: Plan) -> Plan:
         """A plan with what is predicted for it."""
@@ -357,6 +357,11 @@ def _methods(tuning: Tuning) -> list[str]:
     return [text for text in tuning.compressors if text != "bf16" or "fp16" not in tuning.compressors]
 
 
+def _smallest_first(tuning: Tuning, workload: Workload) -> list[str]:
+    """These compressors by the bytes of their payloads; without compression at the end."""
+    return sorted((*_methods(tuning), "none"), key=lambda spec: _payload_bytes(spec, workload))
+
+
 def _payload_bytes(spec: str, workload: Workload) -> float:
     """The bytes of all gradients by this compressor."""
     if spec == "none":
@@ -370,16 +375,21 @@ def _usual(options: Options, spec: str, route: Route | None = None) -> Options:
     return replace(options, compressor=spec, route=route, plan=None, tuning=None)
 
 
-def _apart(workload: Workload, topology: Topology, usual: Options) -> Plan:
-    """Every tensor as such a session sends it, dense if it is barred. Messages and buffers are shared as there."""
-    where, barred, plain = workload.device, _barred(workload, usual.compressor), _usual(usual, "none")
-    specs = [TensorSpec(t.name, t.shape or (t.size,), t.dtype, where) for t in workload.tensors]
-    return Plan({spec.name: (plain if spec.name in barred else usual).strategy(spec, topology) for spec in specs})
+def _apart(workload: Workload, topology: Topology, usual: Options, ways: Sequence[str]) -> Plan:
+    """Every tensor as the session sends it by whose options it may. Messages and buffers are shared as there."""
+    specs = [TensorSpec(t.name, t.shape or (t.size,), t.dtype, workload.device) for t in workload.tensors]
+    chosen = _allowed(workload, usual, ways)
+    return Plan({spec.name: chosen[spec.name].strategy(spec, topology) for spec in specs})
 
 
-def _barred(workload: Workload, spec: str) -> list[str]:
-    """The names of the tensors that may not travel by a compressor."""
-    return [tensor.name for tensor in workload.tensors if spec in tensor.barred]
+def _allowed(workload: Workload, usual: Options, ways: Sequence[str]) -> dict[str, Options]:
+    """The options of a session for each tensor: those given, or where they are barred, of the next compressor.
+
+    Args:
+        ways: as of ``_smallest_first``.
+    """
+    choices = [usual, *(_usual(usual, spec) for spec in ways[ways.index(usual.compressor) + 1 :])]
+    return {t.name: next(one for one in choices if one.compressor not in t.barred) for t in workload.tensors}
 
 
 def _with_default(plan: Plan, topology: Topology) -> Plan:

@@ -13,6 +13,7 @@ from espresso_mpi.options import Options
 from espresso_mpi.planner.model.problem import evaluated
 from espresso_mpi.planner.model.shared_messages import SharingLimits
 from espresso_mpi.planner.model.tree import named_routes
+from espresso_mpi.planner.model.workload import Workload, WorkloadTensor
 from espresso_mpi.tuning import Tuning
 from espresso_mpi.types import ROUTES, Route, Strategy, TensorSpec
 
@@ -84,3 +85,23 @@ def test_a_session_that_has_a_profile_tries_compressors_along_the_named_route_th
         assert dict.fromkeys((t.name for t in workload.tensors), best) in [dict(one.strategies) for one in tried]
         different += Options(compressor="fp16").strategy(SPEC, FOUR_BY_FOUR) != best
     assert different
+
+
+def test_a_tensor_that_is_barred_travels_by_the_next_smallest_payload():
+    """Not dense: with most tensors barred, the first way that a session tries would take as long as dense steps."""
+    bars = {"any": (), "two": ("onebit",), "eight": ("onebit", "int2"), "dense": ("onebit", "int2", "int8", "fp16")}
+    workload = Workload(tuple(WorkloadTensor(name, 1 << 18, 0.0, barred=barred) for name, barred in bars.items()))
+    tuning = Tuning(("fp16", "int8", "int2", "onebit"))
+    plans = autoplan.fixed_ways(FOUR_BY_FOUR, Options(), tuning, workload, False)
+    assert [[plan.strategies[name].compressor for name in bars] for plan in plans] == [
+        ["onebit", "int2", "int8", "none"],
+        ["int2", "int2", "int8", "none"],
+        ["int8", "int8", "int8", "none"],
+        ["fp16", "fp16", "fp16", "none"],
+        ["none", "none", "none", "none"],
+    ]
+    limits = SharingLimits(dict.fromkeys(named_routes(compressors.get("fp16"), True), 0), 0, 0)
+    profile = random_profile(np.random.default_rng(0), compressors=tuning.compressors)
+    maker = autoplan._Maker(FOUR_BY_FOUR, Options(tuning=Tuning()), workload, profile, tuning, False, limits)
+    together = maker._together(Options(compressor="onebit"), ["onebit", "int2", "int8", "fp16", "none"])
+    assert [together.strategies[name].compressor for name in bars] == ["onebit", "int2", "int8", "none"]
