@@ -38,7 +38,8 @@ from ..types import DeviceKind, MadeFor, Plan, Route, Strategy, TensorSpec
 from .clock import RecordedStep
 from .measuring_session import opener
 from .profiler import measure
-from .trials import Trial, compresses
+from .trials import compresses
+from .tried import Trial
 
 _LOG = logging.getLogger("espresso_mpi")
 

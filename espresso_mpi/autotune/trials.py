@@ -6,12 +6,8 @@ import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-import numpy as np
-
 from ..types import Plan
-
-COUNTED = 2
-"""Steps of a turn whose times count. The step before them does not count: it prepares what the plan needs."""
+from .tried import COUNTED, Trial, Tried
 
 _FINALISTS = 3
 """Plans that go on in turns after the first round, besides the best plan without compression."""
@@ -73,77 +69,6 @@ class More:
     seconds: float = 0.0
 
 
-@dataclass(frozen=True)
-class Trial:
-    """A plan with the seconds of its steps, by which plans are compared. Without steps, they are infinite.
-
-    Attributes:
-        seconds: their median; of one turn the least, because other work on a node makes steps longer. A lower quantile
-            of many steps would suffer less from that. But steps of plans that send during the backward pass vary more
-            by themselves, and it would prefer these plans also where their steps usually take longer.
-        uncertain: how far the median may be from that of many steps.
-        steps: how many of them there were.
-    """
-
-    plan: Plan
-    seconds: float
-    uncertain: float
-    steps: int
-
-
-@dataclass
-class _Tried:
-    """A plan with the times of its steps that count, and of the ``first`` steps of turns, which do not.
-
-    ``given``: how many of the ``first`` and of the others came before the trials.
-    ``out``: it was behind when the finalists were chosen. They have more steps; the least of its few says little.
-    ``refused``: it cannot be followed.
-    """
-
-    plan: Plan
-    times: list[float] = field(default_factory=list)
-    first: list[float] = field(default_factory=list)
-    given: tuple[int, int] = (0, 0)
-    out: bool = False
-    refused: bool = False
-
-    @classmethod
-    def before(cls, plan: Plan, first: Sequence[float], times: Sequence[float]) -> _Tried:
-        """A plan that steps before the trials followed."""
-        return cls(plan, list(times), list(first), (len(first), len(times)))
-
-    def cost(self, step: float) -> float:
-        """Seconds that its steps in the trials have cost beyond others that take ``step`` seconds.
-
-        One that other work made longer is taken for one like the least of them: it would have met another plan.
-        """
-        each = max(0.0, min(self.times, default=step) - step)
-        first, times = self.given
-        preparing = sum(max(0.0, seconds - step) for seconds in self.first[first:])
-        return each * (len(self.times) - times) + preparing
-
-    @property
-    def preparing(self) -> float:
-        """Seconds by which the first steps of turns took longer, at most; it needs one, and a step that counts."""
-        return max(self.first) - self.seconds
-
-    def result(self) -> Trial:
-        if not self.times:
-            return Trial(self.plan, math.inf, math.inf, 0)
-        low, middle, high = np.percentile(self.times, [25, 50, 75])
-        usual = middle if len(self.times) > COUNTED else min(self.times)
-        return Trial(self.plan, float(usual), float(high - low) / math.sqrt(len(self.times)), len(self.times))
-
-    @property
-    def seconds(self) -> float:
-        return self.result().seconds
-
-    @property
-    def least(self) -> float:
-        """Of all its steps, for comparisons while there are few."""
-        return min([*self.first, *self.times], default=math.inf)
-
-
 class _Refused(Exception):  # noqa: N818 - no error: thrown into the rounds
     """The plan that was to be followed cannot be."""
 
@@ -184,7 +109,7 @@ class Trials:
         share: float = 1.0, measuring: Callable[[float], float] = lambda step: 0.0,
     ) -> None:  # fmt: skip
         self._spent = self._watched = spent or Spent()
-        self._fixed = [_Tried.before(plan, *self._spent.known.get(plan.digest, ((), ()))) for plan in fixed]
+        self._fixed = [Tried.before(plan, *self._spent.known.get(plan.digest, ((), ()))) for plan in fixed]
         self._tried, self._more = list(self._fixed), more
         self._most, self._steps, self._pushed = most, 0, pushed
         self._budget, self._share, self._measuring = budget, share, measuring
@@ -279,7 +204,7 @@ class Trials:
             return False
         return not any(one.times or one.refused for one in self._tried if not compresses(one.plan))
 
-    def _tries(self, one: _Tried) -> Generator[Plan, float, None]:
+    def _tries(self, one: Tried) -> Generator[Plan, float, None]:
         """A turn of a new plan. If it is somewhat quicker than the others, it and the best of them have another one."""
         yield from self._pauses(self._expected(one))
         others = [other for other in self._tried if other.times and not other.refused]
@@ -311,14 +236,14 @@ class Trials:
         missing = (spent + ahead) / self._share - elapsed
         return max(0, min(_LONGEST_PAUSE, math.ceil(missing / best)))
 
-    def _expected(self, one: _Tried) -> float:
+    def _expected(self, one: Tried) -> float:
         """What a turn of a plan is known to cost. That of one that was never tried may be 0."""
         if one.times:
             return (1 + COUNTED) * max(0.0, one.seconds - self.quickest)
         dense = self._spent.dense if self._spent.dense < math.inf else self._spent.dense_at_most
         return 0.0 if compresses(one.plan) else max(0.0, dense - self.quickest)
 
-    def _compare(self, going: list[_Tried], share: float) -> Generator[Plan, float, None]:
+    def _compare(self, going: list[Tried], share: float) -> Generator[Plan, float, None]:
         """Turns of the finalists until they can be told apart, or until so much of the budget is spent."""
         while len(going) > 1 and not _told_apart(going) and not self._beyond(share):
             for one in going:
@@ -327,7 +252,7 @@ class Trials:
             limit = _BEHIND * min(one.seconds for one in going)
             going = [one for one in going if one.seconds <= limit and not one.refused]
 
-    def _others(self) -> list[_Tried]:
+    def _others(self) -> list[Tried]:
         """The plans that the model makes. It also has forecasts for the fixed ways."""
         if self._beyond(_MODELLED):
             return []
@@ -336,7 +261,7 @@ class Trials:
         known = {plan.digest: plan for plan in more.fixed}
         for one in self._fixed:
             one.plan = known.get(one.plan.digest, one.plan)
-        others = [_Tried(plan) for plan in _hopeful(more.others, more.fixed)]
+        others = [Tried(plan) for plan in _hopeful(more.others, more.fixed)]
         self._tried += others
         return others
 
@@ -345,7 +270,7 @@ class Trials:
         best = self.quickest
         return best < math.inf and self.cost(best) > share * self._budget(best)
 
-    def _promises(self, one: _Tried) -> bool:
+    def _promises(self, one: Tried) -> bool:
         """Whether a plan is worth a turn.
 
         Dense plans are not if the dense steps before the trials were far too long. A plan is not if it is far too long
@@ -365,23 +290,24 @@ class Trials:
         alike = [other.least for other in self._fixed if _methods(other.plan) == _methods(one.plan)]
         return not alike or min(alike) <= _BEHIND * min(other.least for other in self._tried)
 
-    def _turn(self, one: _Tried) -> Generator[Plan, float, None]:
+    def _turn(self, one: Tried) -> Generator[Plan, float, None]:
         """Steps by a plan, unless it is refused."""
         try:
             yield from self._steps_by(one)
         except _Refused:
             one.refused = True
 
-    def _steps_by(self, one: _Tried) -> Generator[Plan, float, None]:
+    def _steps_by(self, one: Tried) -> Generator[Plan, float, None]:
         """A step to prepare, and those that count; a plan that is far behind has one of these.
 
         It has none if its first step is so long that preparing cannot explain it, by what that took with other plans.
+        If its payloads are smaller than those of the quickest, messages cannot explain it: its kernels were compiled.
         """
         best = min(other.least for other in self._tried)
         if self.current is not one.plan:
             first = yield one.plan
             known = [other.preparing for other in self._tried if other.first and other.times]
-            if not one.times and known and first - max(known) > _HOPELESS * best:
+            if not one.times and known and first - max(known) > _HOPELESS * best and not self._is_smaller(one):
                 one.times.append(first)
                 return
             one.first.append(first)
@@ -390,7 +316,13 @@ class Trials:
             if one.least > _BEHIND * best:
                 return
 
-    def _finalists(self) -> list[_Tried]:
+    def _is_smaller(self, one: Tried) -> bool:
+        """Whether a fixed way comes before the quickest plan so far: its payloads are smaller."""
+        ways = [*map(id, self._fixed)]
+        quickest = id(min(self._tried, key=lambda other: other.least))
+        return id(one) in ways and quickest in ways and ways.index(id(one)) < ways.index(quickest)
+
+    def _finalists(self) -> list[Tried]:
         """The quickest plans, and the quickest without compression.
 
         The best also runs without its schedule, if it has one: turns hide latencies of small operations, which the
@@ -404,7 +336,7 @@ class Trials:
         if self._pushed:
             others += [replace(one.plan, schedule=None, held=True) for one in order[:_FINALISTS]]
         known = {one.plan.digest for one in self._tried}
-        variants = [_Tried(plan) for digest, plan in {p.digest: p for p in others}.items() if digest not in known]
+        variants = [Tried(plan) for digest, plan in {p.digest: p for p in others}.items() if digest not in known]
         self._tried += variants
         limit = _BEHIND * order[0].least
         going = [one for one in final if one.least <= limit and not one.refused] + variants
@@ -413,7 +345,7 @@ class Trials:
         return going
 
 
-def _told_apart(going: Sequence[_Tried]) -> bool:
+def _told_apart(going: Sequence[Tried]) -> bool:
     """Whether one plan is quicker than the others by twice their uncertainty, or that is small; after two turns."""
     if any(len(one.times) < 2 * COUNTED for one in going):
         return False

@@ -95,6 +95,17 @@ def test_what_preparing_takes_is_not_held_against_a_plan():
     assert names.count("b") > 2
 
 
+def test_a_first_step_that_compiles_is_not_held_against_smaller_payloads():
+    """Steps before the trials followed a plan with larger payloads, which had little to prepare."""
+    small, watched = candidate("small"), candidate("watched")
+    spent = Spent(9.0, 9, known={watched.digest: ([1.0], [1.0] * 8)})
+    lengths = {"small": 0.3, "large": 1.2, "watched": 1.0, "dense": 9.0}
+    fixed = [small, watched, candidate("large"), candidate("dense", DENSE)]
+    names, trials = first_steps([], lengths, 5.0, fixed=fixed, spent=spent)
+    assert names.count("small") > 1 and name_of(trials.results()[0].plan) == "small"
+    assert names.count("large") == 1, "its payloads are larger than those of the quickest"
+
+
 @pytest.mark.parametrize("disturbed", [1, 4, 5, 7])
 def test_a_step_that_other_work_makes_longer_does_not_decide(disturbed):
     plans = [candidate("a"), candidate("b", predicted=1.1), candidate("dense", DENSE, 1.2)]

@@ -1,0 +1,89 @@
+"""Plans that were tried, with the times of their steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..types import Plan
+
+COUNTED = 2
+"""Steps of a turn whose times count. The step before them does not count: it prepares what the plan needs."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A plan with the seconds of its steps, by which plans are compared. Without steps, they are infinite.
+
+    Attributes:
+        seconds: their median; of one turn the least, because other work on a node makes steps longer. A lower quantile
+            of many steps would suffer less from that. But steps of plans that send during the backward pass vary more
+            by themselves, and it would prefer these plans also where their steps usually take longer.
+        uncertain: how far the median may be from that of many steps.
+        steps: how many of them there were.
+    """
+
+    plan: Plan
+    seconds: float
+    uncertain: float
+    steps: int
+
+
+@dataclass
+class Tried:
+    """A plan with the times of its steps.
+
+    Attributes:
+        times: of those that count; first: of the first steps of turns, which do not.
+        given: how many of ``first`` and of ``times`` came before the trials.
+        out: it was behind when the finalists were chosen. They have more steps; the least of its few says little.
+        refused: it cannot be followed.
+    """
+
+    plan: Plan
+    times: list[float] = field(default_factory=list)
+    first: list[float] = field(default_factory=list)
+    given: tuple[int, int] = (0, 0)
+    out: bool = False
+    refused: bool = False
+
+    @classmethod
+    def before(cls, plan: Plan, first: Sequence[float], times: Sequence[float]) -> Tried:
+        """A plan that steps before the trials followed."""
+        return cls(plan, list(times), list(first), (len(first), len(times)))
+
+    def cost(self, step: float) -> float:
+        """Seconds that its steps in the trials have cost beyond others that take ``step`` seconds.
+
+        One that other work made longer is taken for one like the least of them: it would have met another plan.
+        """
+        each = max(0.0, min(self.times, default=step) - step)
+        first, times = self.given
+        preparing = sum(max(0.0, seconds - step) for seconds in self.first[first:])
+        return each * (len(self.times) - times) + preparing
+
+    @property
+    def preparing(self) -> float:
+        """Seconds by which the first steps of turns took longer, at most; it needs one, and a step that counts."""
+        return max(self.first) - self.seconds
+
+    def result(self) -> Trial:
+        """The plan with the seconds by which it is compared."""
+        if not self.times:
+            return Trial(self.plan, math.inf, math.inf, 0)
+        low, middle, high = np.percentile(self.times, [25, 50, 75])
+        usual = middle if len(self.times) > COUNTED else min(self.times)
+        return Trial(self.plan, float(usual), float(high - low) / math.sqrt(len(self.times)), len(self.times))
+
+    @property
+    def seconds(self) -> float:
+        """Those of ``result``."""
+        return self.result().seconds
+
+    @property
+    def least(self) -> float:
+        """Of all its steps, for comparisons while there are few."""
+        return min([*self.first, *self.times], default=math.inf)
