@@ -91,7 +91,7 @@ class Tuning:
     def __post_init__(self) -> None:
         if isinstance(self.compressors, str):
             raise ConfigError(f"tuning: compressors={self.compressors!r}; expected a list such as ['fp16', 'int8']")
-        specs = tuple(str(compressors.get(text)) for text in self.compressors if text != "none")
+        specs = tuple(dict.fromkeys(str(compressors.get(text)) for text in self.compressors if text != "none"))
         object.__setattr__(self, "compressors", specs)
         votes = [text for text in specs if not compressors.get(text).averages]
         if votes:

@@ -73,7 +73,8 @@ def fixed_ways(topology: Topology, options: Options, tuning: Tuning, workload: W
     made = MadeFor(tensors, len(topology.nodes), topology.local_size, workload.device)
     apart = [_apart(workload, topology, _usual(options, spec), ways) for spec in ways]
     plans = [replace(_with_default(plan, topology), made_for=made) for plan in apart]
-    return [replace(plan, held=held) for plan in plans for held in (False, True)[: 1 + pushed]]
+    found = [replace(plan, held=held) for plan in plans for held in (False, True)[: 1 + pushed]]
+    return list({plan.digest: plan for plan in found}.values())  # compressors that few tensors may use can make one
 
 
 @dataclass(frozen=True)
@@ -361,6 +362,18 @@ def _methods(tuning: Tuning) -> list[str]:
 def _smallest_first(tuning: Tuning, workload: Workload) -> list[str]:
     """These compressors by the bytes of their payloads; without compression at the end."""
     return sorted((*_methods(tuning), "none"), key=lambda spec: _payload_bytes(spec, workload))
+
+
+def payload_bytes(plan: Plan, workload: Workload) -> float:
+    """The bytes of all gradients as a plan encodes them."""
+    total = 0
+    for tensor in workload.tensors:
+        strategy = plan.strategies.get(tensor.name, plan.default)
+        if strategy is None or strategy.compressor == "none":
+            total += tensor.nbytes
+        else:
+            total += get(strategy.compressor).at(None).nbytes(tensor.size)
+    return float(total)
 
 
 def _payload_bytes(spec: str, workload: Workload) -> float:

@@ -97,6 +97,7 @@ class Trials:
         pushed: whether the steps push gradients, so that it makes a difference when pushes start.
         share: of the time so far that trials may cost.
         measuring: seconds that ``more`` will take, given the seconds of a step of the quickest plan.
+        payload_bytes: of a step, by the digest of the plan, where it is known.
 
     Attributes:
         current: the plan of the next step; None when the trials have ended.
@@ -107,12 +108,14 @@ class Trials:
         self, fixed: Sequence[Plan], most: int, more: Callable[[], More] = lambda: More(),
         budget: Callable[[float], float] = lambda step: math.inf, spent: Spent | None = None, pushed: bool = False,
         share: float = 1.0, measuring: Callable[[float], float] = lambda step: 0.0,
+        payload_bytes: Mapping[str, float] | None = None,
     ) -> None:  # fmt: skip
         self._spent = self._watched = spent or Spent()
         self._fixed = [Tried.before(plan, *self._spent.known.get(plan.digest, ((), ()))) for plan in fixed]
         self._tried, self._more = list(self._fixed), more
         self._most, self._steps, self._pushed = most, 0, pushed
         self._budget, self._share, self._measuring = budget, share, measuring
+        self._payload_bytes = payload_bytes or {}
         self._seconds = self._in_pauses = 0.0
         self.pause = 0
         self._rounds = self._all_rounds()
@@ -287,6 +290,8 @@ class Trials:
             return True
         if self._beyond(_FIRST_ROUND):
             return False
+        if len(_methods(one.plan)) > 1:
+            return True
         alike = [other.least for other in self._fixed if _methods(other.plan) == _methods(one.plan)]
         return not alike or min(alike) <= _BEHIND * min(other.least for other in self._tried)
 
@@ -301,13 +306,16 @@ class Trials:
         """A step to prepare, and those that count; a plan that is far behind has one of these.
 
         It has none if its first step is so long that preparing cannot explain it, by what that took with other plans.
-        If its payloads are smaller than those of the quickest, messages cannot explain it: its kernels were compiled.
+        If its payloads are smaller than those of the quickest, messages cannot explain it: its kernels may have been
+        compiled. What this took says nothing of others.
         """
         best = min(other.least for other in self._tried)
         if self.current is not one.plan:
             first = yield one.plan
-            known = [other.preparing for other in self._tried if other.first and other.times]
-            if not one.times and known and first - max(known) > _HOPELESS * best and not self._is_smaller(one):
+            known = [other.preparing for other in self._tried if other.first and other.times and not other.excused]
+            too_long = bool(known) and first - max(known) > _HOPELESS * best and not one.times
+            one.excused = one.excused or (too_long and self._is_smaller(one))
+            if too_long and not one.excused:
                 one.times.append(first)
                 return
             one.first.append(first)
@@ -317,10 +325,10 @@ class Trials:
                 return
 
     def _is_smaller(self, one: Tried) -> bool:
-        """Whether a fixed way comes before the quickest plan so far: its payloads are smaller."""
-        ways = [*map(id, self._fixed)]
-        quickest = id(min(self._tried, key=lambda other: other.least))
-        return id(one) in ways and quickest in ways and ways.index(id(one)) < ways.index(quickest)
+        """Whether its payloads are known to be smaller than those of the quickest plan so far."""
+        quickest = min(self._tried, key=lambda other: other.least)
+        here, there = (self._payload_bytes.get(tried.plan.digest, math.nan) for tried in (one, quickest))
+        return here < there
 
     def _finalists(self) -> list[Tried]:
         """The quickest plans, and the quickest without compression.

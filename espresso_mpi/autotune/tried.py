@@ -40,6 +40,7 @@ class Tried:
         times: of those that count; first: of the first steps of turns, which do not.
         given: how many of ``first`` and of ``times`` came before the trials.
         out: it was behind when the finalists were chosen. They have more steps; the least of its few says little.
+        excused: its first step was far too long, but preparing may explain it.
         refused: it cannot be followed.
     """
 
@@ -48,6 +49,7 @@ class Tried:
     first: list[float] = field(default_factory=list)
     given: tuple[int, int] = (0, 0)
     out: bool = False
+    excused: bool = False
     refused: bool = False
 
     @classmethod

@@ -168,6 +168,7 @@ class Tuner:
         self.trials = Trials(
             fixed, tuning.trial_steps, lambda: self._modelled(workload, tuning, dropped), tuning.budget_for, spent,
             self._pushed, tuning.share, tuning.measuring_for,
+            {plan.digest: autoplan.payload_bytes(plan, workload) for plan in fixed},
         )  # fmt: skip
         self._workload, self._roomy = workload, set() if before is None else {before.digest}
         self._follow(self.trials)

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from ..arrays.buffers import Gradient
 from ..autotune.clock import StepClock
@@ -213,10 +213,15 @@ class Planning(SessionBase):
             rule: ``"adam"`` for optimizers that divide by a root of second moments; ``"sgd"``, with momentum or
                 without it; ``"adam-momentum"`` and ``"sgd-momentum"`` for the same if the messages are momenta.
 
+        Raises:
+            ConfigError: the rule is none of these.
+
         Example:
             >>> with espresso_mpi.Session(plan="auto") as session:
             ...     session.judge_for("sgd")
         """
+        if rule not in (known := get_args(OptimizerRule)):
+            raise ConfigError(f"judge_for: rule={rule!r}; expected {' or '.join(map(repr, known))}")
         if self._tuner is not None and self._tuner.fidelity.rule is None:
             self._tuner.fidelity.rule = rule
 

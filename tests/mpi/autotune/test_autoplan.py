@@ -359,6 +359,8 @@ def test_ranks_judge_alike_if_only_some_know_the_optimizer(world, open_session):
     train(session, world.rank, 1)
     if world.rank == 0:
         session.judge_for("sgd")
+    with pytest.raises(ConfigError, match="rule='momentum'; expected 'adam' or 'sgd' or 'adam-momentum'"):
+        session.judge_for("momentum")
     train_until_planned(session, world.rank, first=1)
     everyone(world, session.plan.digest)
 

@@ -100,8 +100,21 @@ def test_a_tensor_that_is_barred_travels_by_the_next_smallest_payload():
         ["fp16", "fp16", "fp16", "none"],
         ["none", "none", "none", "none"],
     ]
+    nbytes = [autoplan.payload_bytes(plan, workload) for plan in plans]
+    assert nbytes == sorted(nbytes) and len(set(nbytes)) == len(nbytes)
     limits = SharingLimits(dict.fromkeys(named_routes(compressors.get("fp16"), True), 0), 0, 0)
     profile = random_profile(np.random.default_rng(0), compressors=tuning.compressors)
     maker = autoplan._Maker(FOUR_BY_FOUR, Options(tuning=Tuning()), workload, profile, tuning, False, limits)
     together = maker._together(Options(compressor="onebit"), ["onebit", "int2", "int8", "fp16", "none"])
     assert [together.strategies[name].compressor for name in bars] == ["onebit", "int2", "int8", "none"]
+
+
+def test_compressors_that_make_one_plan_are_tried_once():
+    """All tensors that may travel by some of them are small, and dense as such. So are names of one compressor."""
+    tuning = Tuning(("topk", "topk:ratio=0.01", "int8", "int2", "onebit"))
+    large = WorkloadTensor("large", 1 << 18, 0.0, barred=("topk", "int2", "onebit"))
+    workload = Workload((large, WorkloadTensor("small", 100, 0.0)))
+    plans = autoplan.fixed_ways(FOUR_BY_FOUR, Options(), tuning, workload, True)
+    assert [(plan.strategies["large"].compressor, plan.held) for plan in plans] == [
+        ("int8", False), ("int8", True), ("none", False), ("none", True),
+    ]  # fmt: skip

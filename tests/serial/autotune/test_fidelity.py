@@ -121,6 +121,22 @@ def test_levels_hold_for_gradients_of_noise_alone_what_they_say():
         assert min(errors["onebit"], errors["topk"]) > BUDGETS["balanced"][rule]
 
 
+def test_elements_that_do_not_move_hide_nothing_and_may_not_move_either():
+    """Rows of rare tokens: what is lost of the others stays lost, and noise in these rows is noise."""
+    moving = stream(7)
+    rare = np.concatenate([moving, np.zeros((7, 15_000), np.float32)], axis=1)
+    alone, among = (
+        {
+            "topk": error_of(compressors.get("topk:ratio=0.001"), gradients[:, :5000], AUTO, "adam-momentum"),
+            "onebit": error_of(compressors.get("onebit"), gradients, AUTO, "adam-momentum"),
+        }
+        for gradients in (moving, rare)
+    )
+    few = error_of(compressors.get(f"topk:ratio={0.001 / 4}"), rare, AUTO, "adam-momentum")
+    assert few == pytest.approx(alone["topk"], rel=0.05) and few > BUDGETS["balanced"]["adam-momentum"]
+    assert among["onebit"] > alone["onebit"]
+
+
 @pytest.mark.parametrize("rule", ["adam-momentum", "sgd-momentum"])
 def test_few_momenta_tell_as_much_as_seven(rule):
     """A session watches three steps where they take long. What signs do not deliver grows with the steps."""

@@ -100,10 +100,13 @@ def test_a_first_step_that_compiles_is_not_held_against_smaller_payloads():
     small, watched = candidate("small"), candidate("watched")
     spent = Spent(9.0, 9, known={watched.digest: ([1.0], [1.0] * 8)})
     lengths = {"small": 0.3, "large": 1.2, "watched": 1.0, "dense": 9.0}
-    fixed = [small, watched, candidate("large"), candidate("dense", DENSE)]
-    names, trials = first_steps([], lengths, 5.0, fixed=fixed, spent=spent)
+    large, dense = candidate("large"), candidate("dense", DENSE)
+    nbytes = {plan.digest: n for plan, n in ((small, 1.0), (watched, 2.0), (large, 3.0), (dense, 9.0))}
+    names, trials = first_steps(
+        [], lengths, 5.0, fixed=[small, large, dense, watched], spent=spent, payload_bytes=nbytes
+    )
     assert names.count("small") > 1 and name_of(trials.results()[0].plan) == "small"
-    assert names.count("large") == 1, "its payloads are larger than those of the quickest"
+    assert names.count("large") == names.count("dense") == 1, "their payloads are larger than those of the quickest"
 
 
 @pytest.mark.parametrize("disturbed", [1, 4, 5, 7])
