@@ -39,14 +39,14 @@ POOR_UNDER_ADAM = (
 )  # fmt: skip
 """Compressors of gradients whose loss stays more than 1 % above that of fp32 under optimizers that divide by the root
 of the second moment. Measured under AdamW (docs/time-to-accuracy.md, docs/auto.md): ``onebit`` +10 to +22 %, ``topk``
-at 1 % +17 to +24 %, ``powersgd:rank=4`` +2 to +9 %, ``int2`` +1 to +4 %. The others select or round in the same way.
+at 1 % +17 to +37 %, ``powersgd:rank=4`` +2 to +9 %, ``int2`` +1 to +4 %. The others select or round in the same way.
 """
 
 POOR_UNDER_MOMENTUM = (
     "onebit", "onebit_sgd", "topk", "topk_sampled", "topk_chunked", "threshold", "randomk", "count_sketch",
     "topk_in_chunks", "dct_topk", "powersgd", "acpsgd",
 )  # fmt: skip
-"""The same under SGD with momentum. Measured: ``onebit`` +6 to +24 %, ``topk`` at 1 % +7 to +18 %, ``powersgd:rank=4``
+"""The same under SGD with momentum. Measured: ``onebit`` +6 to +24 %, ``topk`` at 1 % +7 to +21 %, ``powersgd:rank=4``
 +1 to +4 %; ``int2`` 0 %. ``dgc`` and ``signum`` have a momentum of their own.
 """
 
