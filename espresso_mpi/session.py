@@ -242,7 +242,9 @@ class Session(Planning, Checkpoints, Collectives, Memory):
     def _pending_call(
         self, key: CallKey, given: Any, flat: Flat, title: str, priority: float | None = None
     ) -> PendingCall:
-        return self._intake.pending_call(key, given, flat, title, priority, lambda: self._options, self._watch)
+        call = self._intake.pending_call(key, given, flat, title, priority, lambda: self._options, self._watch)
+        self._advice.look(call.batch)
+        return call
 
     # --- seeing what happens ------------------------------------------------------------------------------------------
 

@@ -89,6 +89,7 @@ class Training:
             return Averaging(averaged, self.replica), averaged.close
         how: dict[str, Any] = {"plan": "auto"} if way.compressor == "auto" else {"compressor": way.compressor}
         session = Session(comm, seed=seed, feedback=FEEDBACK.get(way.kind, "auto"), **how)
+        session.judge_for(None)
         return OptimizerTraining(way.kind, session, self.replica, phases), session.close
 
     def rate(self, step: int) -> float:

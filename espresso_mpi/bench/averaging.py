@@ -97,6 +97,7 @@ class Averaged:
             tuning = Tuning(tuple(allowed.split("+")), accuracy="fast") if allowed else Tuning()
             options = {"plan": "auto", "tuning": replace(tuning, share=share)}
         self.session = Session(self._comm, seed=seed, **options)
+        self.session.judge_for(None)
         if way == "plain":
             named = dict(self._model.named_parameters())
             session = self.session

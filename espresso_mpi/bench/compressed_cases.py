@@ -40,6 +40,7 @@ class CompressedCase:
 
         self._case, self._spec, self._kind = case, spec, case.collective.removesuffix("v")
         session = Session(case.comm, compressor=spec, min_bytes=0, feedback=False)
+        session.judge_for(None)
         self._topology = session.topology
         self._route = self._way(session)
         self.expected = self._expected()

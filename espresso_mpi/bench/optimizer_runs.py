@@ -144,6 +144,7 @@ def train(
     )
     feedback = FEEDBACK.get(config.optimizer, method.feedback)
     with Session(comm, compressor=method.compressor, seed=config.seed, feedback=feedback) as session:
+        session.judge_for(None)
         way = OptimizerTraining(config.optimizer, session, replica, Phases.usual(settings.steps))
         return _row(config, follow(comm, replica, way, data, batches, schedule, advance))
 

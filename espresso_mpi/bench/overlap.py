@@ -261,6 +261,7 @@ class _SessionSteps(_Steps):
         from ..session import Session
 
         self.session = Session(comm, compressor=self.spec)
+        self.session.judge_for(None)
 
     def synchronise(self, grads: Mapping[str, np.ndarray]) -> None:
         self.session.sync(grads)
@@ -369,6 +370,7 @@ def _wrong(comm: Any, inputs: Inputs, spec: str) -> int:
     results: list[dict[str, np.ndarray]] = []
     for synchronise in (_by_sync, _by_push):
         with Session(comm, compressor=spec) as session:
+            session.judge_for(None)
             results.append(inputs.copies())
             synchronise(session, results[-1])
     expected, found = results

@@ -168,6 +168,7 @@ def train(
     replica = Replica(settings, corpus, comm.size, comm.rank)
     require_same_start(comm, corpus.sha256, replica.model.digest(), "numpy")
     session = Session(comm, seed=settings.seed, feedback=method.feedback, **_options(method, settings))
+    session.judge_for(None)
     # Divergence is a result here, which the session reports; numpy need not warn of it.
     with session, np.errstate(over="ignore", invalid="ignore"):
         _warm_up(session, replica)

@@ -41,6 +41,7 @@ def _compile(specs: Sequence[str]) -> None:
         for spec in dict.fromkeys(["none", *specs]):
             for nodes in layouts:
                 with Session(compressor=spec, min_bytes=0, nodes=nodes) as session:
+                    session.judge_for(None)
                     for dtype in ("float32", "float16", "float64"):
                         for _ in range(2):  # a call that was made before may take the fast path
                             session.sync({str(n): np.ones(n, dtype) for n in _SIZES})

@@ -17,7 +17,8 @@ def check_session(owner: str, session: Session, rule: OptimizerRule | None = Non
     """Refuse a session that skips values that are not finite: what one call skips, another may not.
 
     Args:
-        rule: what a session with ``plan="auto"`` judges compressors for, if it is known; see ``Session.judge_for``.
+        rule: what the session judges compressors for; None: the messages are of another kind than gradients and
+            momenta. See ``Session.judge_for``.
 
     Raises:
         ConfigError: it does.
@@ -27,8 +28,7 @@ def check_session(owner: str, session: Session, rule: OptimizerRule | None = Non
             f"{owner}: the session has nonfinite={session.nonfinite!r}; expected 'raise': the ranks would go on with "
             f"different parameters after a message that is skipped"
         )
-    if rule is not None:
-        session.judge_for(rule)
+    session.judge_for(rule)
 
 
 def wait_for(handles: Iterable[Handle]) -> list[Any]:

@@ -3,6 +3,7 @@
 - ``base``: the base class: the engine, waits, and collective actions between calls.
 - ``planning``: measures, records steps, and changes plans.
 - ``checkpoints``: saves and loads checkpoints.
+- ``advice``: one line about a compressor that does not go with the optimizer.
 - ``handles``: what stands for a call that has not finished.
 - ``calling``, ``collectives``, ``exchanges``, ``halves``, ``copies``: collectives as calls.
 - ``repeated``, ``known_syncs``: calls that are made again with arrays like those before.

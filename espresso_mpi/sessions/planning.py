@@ -24,6 +24,7 @@ from ..state.store import SyncState
 from ..tracing.trace_file import refuse_unwritable
 from ..tuning import OptimizerRule
 from ..types import Plan, Strategy, TensorSpec
+from .advice import Advice
 from .base import SessionBase
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class Planning(SessionBase):
     def __init__(self, comm: Any, options: Options, note: Callable[[], Mapping[str, Any]]) -> None:
         self._tuner: Tuner | None = None
         super().__init__(comm, options, note)
+        self._advice = Advice(self.compressor, silent=self.rank > 0 or self.topology.size == 1)
         tuning = options.tuning
         if tuning is not None and self._transport.topology.size > 1:  # alone there is nothing to choose
             self._clock = StepClock(max(16, tuning.steps))
@@ -203,15 +205,18 @@ class Planning(SessionBase):
         self._clock = None
         self._together("record_workload", end)
 
-    def judge_for(self, rule: OptimizerRule) -> None:
-        """Tell ``plan="auto"`` which optimizer uses the means, if ``Tuning.optimizer`` does not.
+    def judge_for(self, rule: OptimizerRule | None) -> None:
+        """Tell the session which optimizer uses the means.
 
-        Adapters for torch call it, and optimizers that synchronise by themselves. The session judges compressors for
-        another rule than ``"adam"`` only if all ranks name it before it plans.
+        Adapters for torch call it, and optimizers that synchronise by themselves. With ``plan="auto"``, and if
+        ``Tuning.optimizer`` does not say it, the session judges compressors for another rule than ``"adam"`` only if
+        all ranks name it before it plans. With a compressor such as ``onebit``, a session that is not told warns once
+        that gradients in few bits do not train with AdamW and momentum.
 
         Args:
             rule: ``"adam"`` for optimizers that divide by a root of second moments; ``"sgd"``, with momentum or
-                without it; ``"adam-momentum"`` and ``"sgd-momentum"`` for the same if the messages are momenta.
+                without it; ``"adam-momentum"`` and ``"sgd-momentum"`` for the same if the messages are momenta. None:
+                the caller will find out, or has messages of another kind.
 
         Raises:
             ConfigError: the rule is none of these.
@@ -220,8 +225,9 @@ class Planning(SessionBase):
             >>> with espresso_mpi.Session(plan="auto") as session:
             ...     session.judge_for("sgd")
         """
-        if rule not in (known := get_args(OptimizerRule)):
+        if rule not in (*(known := get_args(OptimizerRule)), None):
             raise ConfigError(f"judge_for: rule={rule!r}; expected {' or '.join(map(repr, known))}")
+        self._advice.omit()
         if self._tuner is not None and self._tuner.fidelity.rule is None:
             self._tuner.fidelity.rule = rule
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import weakref
 from collections.abc import Iterable
 from typing import Any
@@ -12,8 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..options import POOR_UNDER_ADAM, POOR_UNDER_MOMENTUM
 from ..session import Session
-
-_LOG = logging.getLogger("espresso_mpi")
+from ..sessions.advice import warn_of
 
 _DIVIDING = (
     torch.optim.Adam, torch.optim.NAdam, torch.optim.RAdam, torch.optim.Adamax, torch.optim.Adagrad,
@@ -29,6 +27,7 @@ def watch(session: Session, parameters: Iterable[torch.Tensor], sharded: bool = 
     Args:
         sharded: the optimizers of this package do not know the parameters.
     """
+    session.judge_for(None)
     spec = session.compressor or "none"
     kind = spec.partition(":")[0]
     poor = kind in (*POOR_UNDER_ADAM, *POOR_UNDER_MOMENTUM) and session.rank == 0
@@ -46,11 +45,7 @@ def watch(session: Session, parameters: Iterable[torch.Tensor], sharded: bool = 
             session.judge_for("sgd")
         better = _better(optimizer, kind) if poor else None
         if better is not None:
-            _LOG.warning(
-                "%s with compressor %r: under this optimizer, gradients compressed like this ended more than 1 %% "
-                "above the loss of fp32; use %scompressor='int8' or 'int4' (docs/choosing.md)",
-                type(optimizer).__name__, spec, "" if sharded else f"espresso_mpi.torch.{better}, or ",
-            )  # fmt: skip
+            warn_of(type(optimizer).__name__, spec, "" if sharded else f"espresso_mpi.torch.{better}, or ")
 
     weakref.finalize(session, register_optimizer_step_pre_hook(look).remove)
 

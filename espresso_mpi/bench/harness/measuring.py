@@ -111,9 +111,11 @@ def by_session(comm: Any, inputs: Inputs, grads: Mapping[str, np.ndarray], spec:
     from ...session import Session
 
     session = Session(comm, compressor=spec, **options)
+    session.judge_for(None)
 
     def check() -> int:
         with Session(comm, compressor=spec, **options, feedback=False) as single:
+            single.judge_for(None)
             results = inputs.copies()
             single.sync(results)
             return wrong_together(comm, results.values(), lambda: wrong_of(single, results, inputs.of_all()))

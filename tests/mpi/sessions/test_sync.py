@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from session_cases import COMPRESSED, DENSE, exact_mean, held, identical, layouts_seen_by, node_layouts, values
 
+from espresso_mpi import optim
 from espresso_mpi.bench.reference import synchronised
 from espresso_mpi.compressors import get
 from espresso_mpi.errors import ConfigError, GradientError, MismatchError, RemoteError
@@ -186,3 +187,22 @@ def test_without_feedback_nothing_is_kept(world, open_session):
     session = open_session(compressor="onebit", feedback=False)
     session.sync(values(world.rank, 0, 1000))
     assert session.state_dict()["arrays"] == {}
+
+
+# --- advice -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("case", ["onebit", "int2", "int8", "small tensors", "told", "momenta"])
+def test_a_loop_with_a_compressor_that_does_not_train_under_adamw_is_told_once(world, open_session, caplog, case):
+    small = 20_000 if case == "small tensors" else 0
+    session = open_session(compressor=case if case.startswith(("onebit", "int")) else "onebit", min_bytes=small)
+    params = {"w": np.ones(4000, np.float32)}
+    if case == "told":
+        session.judge_for("sgd")
+    step = optim.MomentumSGD(params, session).step if case == "momenta" else session.sync
+    for _ in range(2):
+        step({"w": np.ones_like(params["w"])})
+        session.push("w", np.ones_like(params["w"])).wait()
+    found = [text for record in caplog.records if "1 % above" in (text := record.getMessage())]
+    assert len(found) == (case in ("onebit", "int2") and world.rank == 0 < world.size - 1)
+    assert all("AdamW" in text and ("MomentumSGD" in text) == (case == "onebit") for text in found)
