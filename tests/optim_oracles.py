@@ -78,15 +78,16 @@ def typical(v):
 
 
 class ZeroOneAdam(Oracle):
-    """Algorithm 1 of Lu et al. with bias correction, decoupled decay, and dense steps that also move the momentum."""
+    """Algorithm 1 of Lu et al. with bias correction, decoupled decay, clipping, and dense steps that move m."""
 
     def __init__(self, x):
         super().__init__(x)
         self.v, self.u, self.start = np.zeros(x.shape), np.zeros(x.shape), self.x
         self.updates, self.due, self.last, self.rates, self.decayed = 0, 1, 0, 0.0, 1.0
 
-    def step(self, g, lr, exchange, warmup, kappa, double_every, longest, betas, eps, weight_decay):
+    def step(self, g, lr, exchange, warmup, kappa, double_every, longest, betas, eps, weight_decay, update_clip):
         self.t += 1
+        self.clip = update_clip
         t, (first, second) = self.t, betas
         interval = 1 if t <= warmup else min(longest, 2 ** ((t - warmup - 1) // double_every))
         rate, kept = lr / (1 - first**t), 1 - lr * weight_decay
@@ -101,13 +102,14 @@ class ZeroOneAdam(Oracle):
             return
         self.m = first * self.m + (1 - first) * g
         self.u, self.rates, self.decayed = kept * self.u + rate * self.m, kept * self.rates + rate, self.decayed * kept
-        self.x = kept * self.x - rate * self.m / self.root(second, eps)
+        self.x = kept * self.x - rate * np.clip(self.m / self.root(second, eps), -self.clip, self.clip)
         if t - self.last >= interval:
             self.end(exchange, second, eps)
 
     def end(self, exchange, second, eps):
         self.m = exchange(self.u / self.rates)
-        self.x = self.decayed * self.start - self.rates * self.m / self.root(second, eps)
+        direction = np.clip(self.m / self.root(second, eps), -self.clip, self.clip)
+        self.x = self.decayed * self.start - self.rates * direction
         self.start, self.last, self.u, self.rates, self.decayed = self.x, self.t, np.zeros(self.x.shape), 0.0, 1.0
 
     def root(self, second, eps):
@@ -206,7 +208,7 @@ CASES = {
     "ZeroOneAdam": (
         ZeroOneAdam,
         {"warmup": 8, "kappa": 2, "double_every": 3, "longest": 4}
-        | {"betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.1},
+        | {"betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.1, "update_clip": 0.8},
     ),
 }
 """By name: the oracle of an optimizer, and arguments that lead through all its stages in twenty steps."""

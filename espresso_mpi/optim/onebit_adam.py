@@ -11,7 +11,7 @@ import numpy as np
 from msgspec import Meta
 
 from .rules import Count, GradientMeans, KeptArray, Rule, Slot, SynchronisedOptimizer, put_momenta
-from .settings import AdamSettings, count
+from .settings import AdamSettings, count, update_clip_of
 from .updates import ADAM, FROZEN_ADAM
 from .zero_variance import TypicalVariances
 
@@ -49,7 +49,7 @@ class OnebitRule(Rule[Counters]):
 
     Args:
         session: synchronises the messages; its compressor is that of the second stage.
-        warmup, warmup_compressor: as for ``OnebitAdam``.
+        warmup, warmup_compressor, update_clip: as for ``OnebitAdam``.
 
     Raises:
         ConfigError: the session would skip values that are not finite, or an argument is not valid.
@@ -58,11 +58,12 @@ class OnebitRule(Rule[Counters]):
     owner: ClassVar[str] = "OnebitAdam"
     kept: ClassVar = {"m": KeptArray(), "v": KeptArray(positive=True)}
 
-    def __init__(self, session: Session, warmup: int | str, warmup_compressor: str) -> None:
+    def __init__(self, session: Session, warmup: int | str, warmup_compressor: str, update_clip: float | None) -> None:
         super().__init__(session, Counters(0, 0, ()))
         self._warmup = warmup if warmup == "auto" else count(self.owner, "warmup", warmup, 1)
         self._mean_gradients = GradientMeans(self.owner, session, warmup_compressor)
         self._typical = TypicalVariances()
+        self._clip = update_clip_of(self.owner, update_clip)
 
     def adopt(self, counters: Counters) -> None:
         """As of every rule."""
@@ -96,7 +97,7 @@ class OnebitRule(Rule[Counters]):
         for slot in slots:
             s = slot.settings
             arrays = (slot.tensor.array, slot.kept["m"], slot.kept["v"], slot.flat)
-            numbers = (s.lr, *self._scales(s), s.eps, s.weight_decay, typical[slot.tensor.name])
+            numbers = (s.lr, *self._scales(s), s.eps, s.weight_decay, typical[slot.tensor.name], self._clip)
             FROZEN_ADAM(slot.tensor.library, arrays, numbers)
 
     def _count(self) -> None:
@@ -131,7 +132,10 @@ class OnebitAdam(SynchronisedOptimizer):
     everywhere, so this adaptivity is lost with them. 1-bit Adam begins as AdamW on uncompressed gradients. After this
     warm-up, v is constant, and the ranks synchronise their momenta by the session, with error feedback::
 
-        mᵢ = β₁ m + (1 - β₁) gᵢ;  m ← mean of C(mᵢ + residualᵢ);  x ← x - η (m̂/(√v̂ + ε) + λ x)
+        mᵢ = β₁ m + (1 - β₁) gᵢ;  m ← mean of C(mᵢ + residualᵢ);  x ← x - η (clip(m̂/(√v̂ + ε)) + λ x)
+
+    The paper does not clip. In Adam, an element of m̂/√v̂ is rarely above 1 (Kingma and Ba, 2015, section 2.1). With a v
+    that stays, it can grow without a limit where the gradients of the warm-up were small.
 
     Args:
         params, session, lr, betas, eps, weight_decay: see ``rules.SynchronisedOptimizer``.
@@ -140,6 +144,8 @@ class OnebitAdam(SynchronisedOptimizer):
             4 % larger than it was 1/(1 - β₂) steps before. For β₂ = 0.999, this takes at least 1000 steps.
         warmup_compressor: spec of the compressor of gradients in the warm-up, with error feedback. ``"int8"`` sends a
             quarter of the bytes, and trains like uncompressed gradients under AdamW (docs/compressors.md).
+        update_clip: the largest element of m̂/(√v̂ + ε) after the warm-up; None: no limit, as in the paper. Without it,
+            the loss of single runs rose after the warm-up (docs/optimizers.md).
 
     Example:
         >>> params = {"w": np.ones((64, 128), np.float32)}
@@ -162,9 +168,10 @@ class OnebitAdam(SynchronisedOptimizer):
         weight_decay: float = 0.01,
         warmup: int | str = "auto",
         warmup_compressor: str = "none",
+        update_clip: float | None = 1.0,
     ) -> None:
         settings = AdamSettings.checked("OnebitAdam", lr, betas, eps, weight_decay)
-        super().__init__(params, OnebitRule(session, warmup, warmup_compressor), settings)
+        super().__init__(params, OnebitRule(session, warmup, warmup_compressor, update_clip), settings)
 
     @property
     def frozen(self) -> bool:

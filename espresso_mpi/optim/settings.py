@@ -38,6 +38,19 @@ def count(owner: str, key: str, value: Any, least: int) -> int:
     return int(value)
 
 
+def update_clip_of(owner: str, value: Any) -> float:
+    """The largest element of a direction; None: none is too large.
+
+    Raises:
+        ConfigError: it is neither None nor a number above zero.
+    """
+    if value is None:
+        return MOST  # formulas multiply it, so it is not infinite
+    if not lies(value, LEAST_EPS, MOST):
+        raise ConfigError(f"{owner}: update_clip={value!r}; expected a number above 0, such as 1, or None for no limit")
+    return float(value)
+
+
 @dataclass(frozen=True)
 class AdamSettings:
     """The hyperparameters of one parameter in one step of Adam.

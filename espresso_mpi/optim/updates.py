@@ -19,6 +19,11 @@ from .tensors import NumPy, Torch
 # --- formulas ---------------------------------------------------------------------------------------------------------
 
 
+def clipped(u, clip):  # type: ignore[no-untyped-def]
+    """Each element within -clip … clip; NaN stays. ``clip`` is finite."""
+    return u * (abs(u) <= clip) + clip * (u > clip) - clip * (u < -clip)
+
+
 def adam(sqrt: Callable[[Any], Any]) -> Callable[..., Any]:
     """AdamW (Loshchilov and Hutter, 2019): new x, m and v from a gradient.
 
@@ -44,12 +49,15 @@ def momentum(sqrt: Callable[[Any], Any]) -> Callable[..., Any]:
     return formula
 
 
-def frozen_adam(sqrt: Callable[[Any], Any]) -> Callable[..., Any]:
-    """AdamW with a momentum from outside and a variance that stays: new x and m."""
+def frozen_adam(sqrt: Callable[[Any], Any], within: Callable[[Any, Any], Any] = clipped) -> Callable[..., Any]:
+    """AdamW with a momentum from outside and a variance that stays: new x and m.
 
-    def formula(x, m, v, mean, rate, m_scale, v_scale, eps, decay, typical):  # type: ignore[no-untyped-def]
+    Here and below, ``clip`` is the largest element of the direction, and ``within`` is ``clipped``.
+    """
+
+    def formula(x, m, v, mean, rate, m_scale, v_scale, eps, decay, typical, clip):  # type: ignore[no-untyped-def]
         root = sqrt((v + typical * (v == 0)) * v_scale)
-        return x - rate * (mean * m_scale / (root + eps) + decay * x), mean
+        return x - rate * (within(mean * m_scale / (root + eps), clip) + decay * x), mean
 
     return formula
 
@@ -109,13 +117,13 @@ def sign_step(sqrt: Callable[[Any], Any]) -> Callable[..., Any]:
     return formula
 
 
-def local_adam(sqrt: Callable[[Any], Any]) -> Callable[..., Any]:
+def local_adam(sqrt: Callable[[Any], Any], within: Callable[[Any, Any], Any] = clipped) -> Callable[..., Any]:
     """A local step of 0/1 Adam: new x, m, and sum u of the momenta by which x has moved. ``shrink`` is 1 - η λ."""
 
-    def formula(x, m, u, v, g, first, first_rest, rate, v_scale, eps, shrink, typical):  # type: ignore[no-untyped-def]
+    def formula(x, m, u, v, g, first, first_rest, rate, v_scale, eps, shrink, typical, clip):  # type: ignore[no-untyped-def]
         m = first * m + first_rest * g
         root = sqrt((v + typical * (v == 0)) * v_scale)
-        return shrink * x - rate * m / (root + eps), m, shrink * u + rate * m
+        return shrink * x - rate * within(m / (root + eps), clip), m, shrink * u + rate * m
 
     return formula
 
@@ -129,12 +137,12 @@ def mean_momentum(sqrt: Callable[[Any], Any]) -> Callable[..., Any]:
     return formula
 
 
-def from_anchor(sqrt: Callable[[Any], Any]) -> Callable[..., Any]:
+def from_anchor(sqrt: Callable[[Any], Any], within: Callable[[Any, Any], Any] = clipped) -> Callable[..., Any]:
     """The end of local steps of 0/1 Adam: new x and m from where the steps began and from the mean momentum."""
 
-    def formula(x, m, anchor, v, mean, length, v_scale, eps, kept, typical):  # type: ignore[no-untyped-def]
+    def formula(x, m, anchor, v, mean, length, v_scale, eps, kept, typical, clip):  # type: ignore[no-untyped-def]
         root = sqrt((v + typical * (v == 0)) * v_scale)
-        return kept * anchor - length * mean / (root + eps), mean
+        return kept * anchor - length * within(mean / (root + eps), clip), mean
 
     return formula
 
@@ -176,12 +184,12 @@ def along(sqrt: Callable[[Any], Any]) -> Callable[..., Any]:
 
 # --- kernels ----------------------------------------------------------------------------------------------------------
 
-_adam, _momentum, _frozen, _progress, _outer = (
-    host.inlined(make(np.sqrt)) for make in (adam, momentum, frozen_adam, progress, outer)
+_clipped = host.inlined(clipped)
+_adam, _momentum, _progress, _outer = (host.inlined(make(np.sqrt)) for make in (adam, momentum, progress, outer))
+_frozen, _local, _from_anchor = (
+    host.inlined(make(np.sqrt, _clipped)) for make in (frozen_adam, local_adam, from_anchor)
 )
-_decayed, _sgd, _local, _mean_momentum, _from_anchor = (
-    host.inlined(make(np.sqrt)) for make in (decayed_momentum, sgd, local_adam, mean_momentum, from_anchor)
-)
+_decayed, _sgd, _mean_momentum = (host.inlined(make(np.sqrt)) for make in (decayed_momentum, sgd, mean_momentum))
 _lamb, _frozen_lamb, _along, _sign_step = (
     host.inlined(make(np.sqrt)) for make in (lamb_direction, frozen_direction, along, sign_step)
 )
@@ -202,9 +210,9 @@ def _momentum_kernel(g, m, first, first_rest):  # type: ignore[no-untyped-def]
 
 
 @host.Kernel
-def _frozen_kernel(x, m, v, mean, rate, m_scale, v_scale, eps, decay, typical):  # type: ignore[no-untyped-def]
+def _frozen_kernel(x, m, v, mean, rate, m_scale, v_scale, eps, decay, typical, clip):  # type: ignore[no-untyped-def]
     for i in prange(x.size):
-        x[i], m[i] = _frozen(x[i], m[i], v[i], mean[i], rate, m_scale, v_scale, eps, decay, typical)
+        x[i], m[i] = _frozen(x[i], m[i], v[i], mean[i], rate, m_scale, v_scale, eps, decay, typical, clip)
 
 
 @host.Kernel
@@ -238,9 +246,11 @@ def _sign_step_kernel(x, q, shrink, along, signed):  # type: ignore[no-untyped-d
 
 
 @host.Kernel
-def _local_kernel(x, m, u, v, g, first, first_rest, rate, v_scale, eps, shrink, typical):  # type: ignore[no-untyped-def]
+def _local_kernel(x, m, u, v, g, first, first_rest, rate, v_scale, eps, shrink, typical, clip):  # type: ignore[no-untyped-def]
     for i in prange(x.size):
-        x[i], m[i], u[i] = _local(x[i], m[i], u[i], v[i], g[i], first, first_rest, rate, v_scale, eps, shrink, typical)
+        x[i], m[i], u[i] = _local(
+            x[i], m[i], u[i], v[i], g[i], first, first_rest, rate, v_scale, eps, shrink, typical, clip
+        )
 
 
 @host.Kernel
@@ -250,9 +260,9 @@ def _mean_momentum_kernel(g, m, u, first, first_rest, rate, shrink, inverse):  #
 
 
 @host.Kernel
-def _from_anchor_kernel(x, m, anchor, v, mean, length, v_scale, eps, kept, typical):  # type: ignore[no-untyped-def]
+def _from_anchor_kernel(x, m, anchor, v, mean, length, v_scale, eps, kept, typical, clip):  # type: ignore[no-untyped-def]
     for i in prange(x.size):
-        x[i], m[i] = _from_anchor(x[i], m[i], anchor[i], v[i], mean[i], length, v_scale, eps, kept, typical)
+        x[i], m[i] = _from_anchor(x[i], m[i], anchor[i], v[i], mean[i], length, v_scale, eps, kept, typical, clip)
 
 
 @host.Kernel

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..errors import ConfigError, NonFiniteError, StateError
 from .rules import Count, GradientMeans, KeptArray, Rule, Slot, SynchronisedOptimizer
-from .settings import AdamSettings, count
+from .settings import AdamSettings, count, update_clip_of
 from .tensors import tensors_of
 from .updates import ADAM, FROM_ANCHOR, FROZEN_ADAM, LOCAL_ADAM, MEAN_MOMENTUM, MOMENTUM
 from .zero_variance import TypicalVariances
@@ -116,7 +116,7 @@ class ZeroOneRule(Rule[Counters]):
     Args:
         session: synchronises the messages; its compressor is that of momenta.
         policy: in which steps.
-        warmup_compressor: as for ``ZeroOneAdam``.
+        warmup_compressor, update_clip: as for ``ZeroOneAdam``.
 
     Raises:
         ConfigError: the session would skip values that are not finite, or the compressor is unknown.
@@ -125,13 +125,14 @@ class ZeroOneRule(Rule[Counters]):
     owner: ClassVar[str] = "ZeroOneAdam"
     kept: ClassVar = {"m": KeptArray(), "v": KeptArray(positive=True)}
 
-    def __init__(self, session: Session, policy: Policy, warmup_compressor: str) -> None:
+    def __init__(self, session: Session, policy: Policy, warmup_compressor: str, update_clip: float | None) -> None:
         super().__init__(session, Counters(0, 0, 1, 0))
         self._policy = policy
         self._mean_gradients = GradientMeans(self.owner, session, warmup_compressor)
         self._local: dict[str, _Local] = {}
         self._spoilt = False
         self._typical = TypicalVariances()
+        self._clip = update_clip_of(self.owner, update_clip)
 
     def step(self, slots: Sequence[Slot[AdamSettings]]) -> None:
         """Update all parameters. Collective in the steps that synchronise."""
@@ -209,7 +210,7 @@ class ZeroOneRule(Rule[Counters]):
             self._spoilt = True
             return
         arrays = (tensor.array, slot.kept["m"], local.u, slot.kept["v"], slot.flat)
-        numbers = (s.betas[0], 1 - s.betas[0], rate, self._v_scale(s), s.eps, shrink, typical)
+        numbers = (s.betas[0], 1 - s.betas[0], rate, self._v_scale(s), s.eps, shrink, typical, self._clip)
         LOCAL_ADAM(tensor.library, arrays, numbers)
 
     def _synchronise(self, slots: Sequence[Slot[AdamSettings]], step: int, new: bool = True) -> None:
@@ -254,12 +255,13 @@ class ZeroOneRule(Rule[Counters]):
         """The parameter and its momentum from the mean."""
         s, local, tensor, kept = slot.settings, self._local.get(slot.tensor.name), slot.tensor, slot.kept
         if local is None:
-            numbers = (s.lr, 1 / (1 - s.betas[0] ** step), self._v_scale(s), s.eps, s.weight_decay, typical)
+            m_scale = 1 / (1 - s.betas[0] ** step)
+            numbers = (s.lr, m_scale, self._v_scale(s), s.eps, s.weight_decay, typical, self._clip * m_scale)
             FROZEN_ADAM(tensor.library, (tensor.array, kept["m"], kept["v"], slot.flat), numbers)
             return
         length, share = local.grown(*(_rate_of(s, step) if new else (0.0, 1.0)))
         arrays = (tensor.array, kept["m"], local.anchor, kept["v"], slot.flat)
-        FROM_ANCHOR(tensor.library, arrays, (length, self._v_scale(s), s.eps, share, typical))
+        FROM_ANCHOR(tensor.library, arrays, (length, self._v_scale(s), s.eps, share, typical, self._clip))
 
 
 def _rate_of(settings: AdamSettings, step: int) -> tuple[float, float]:
@@ -276,13 +278,13 @@ class ZeroOneAdam(SynchronisedOptimizer):
     steps, the ranks synchronise their momenta by the session, as in ``OnebitAdam``. After the warm-up, the interval
     between these doubles from time to time. In the steps between, each rank moves along its own momentum::
 
-        mᵢ ← β₁ mᵢ + (1 - β₁) gᵢ;  uᵢ ← uᵢ + η mᵢ;  xᵢ ← xᵢ - η mᵢ/(√v̂ + ε)
+        mᵢ ← β₁ mᵢ + (1 - β₁) gᵢ;  uᵢ ← uᵢ + η mᵢ;  xᵢ ← xᵢ - η clip(mᵢ/(√v̂ + ε))
         in a synchronisation after steps of the rates η₁ … ηₖ, which began at x₀:
-        m ← mean of C(uᵢ/Σηₕ + residualᵢ);  x ← x₀ - Σηₕ m/(√v̂ + ε);  u ← 0
+        m ← mean of C(uᵢ/Σηₕ + residualᵢ);  x ← x₀ - Σηₕ clip(m/(√v̂ + ε));  u ← 0
 
-    This is algorithm 1 of the paper with decoupled weight decay, with bias correction of m and v, and in two details as
-    in the authors' program (DeepSpeed): a step that updates v takes the momentum from the mean gradient, too; and the
-    residuals are those of momenta, so they do not depend on the learning rate.
+    This is algorithm 1 of the paper with decoupled weight decay, with bias correction of m and v, with the clipping of
+    ``OnebitAdam``, and in two details as in the authors' program (DeepSpeed): a step that updates v takes the momentum
+    from the mean gradient, too; and the residuals are those of momenta, so they do not depend on the learning rate.
 
     The parameters of the ranks are equal to the bit after each synchronisation, and differ between local steps.
     ``average`` makes them equal, for validation and at the end. If a gradient is not finite in a local step, the rank
@@ -297,6 +299,7 @@ class ZeroOneAdam(SynchronisedOptimizer):
             takes the number in which the learning rate halves. With None, all steps synchronise.
         longest: the longest interval.
         warmup_compressor: spec of the compressor of the gradients that update v, with error feedback.
+        update_clip: the largest element of m/(√v̂ + ε), except where v is updated; see ``OnebitAdam``.
 
     Example:
         >>> params = {"w": np.ones((64, 128), np.float32)}
@@ -325,10 +328,11 @@ class ZeroOneAdam(SynchronisedOptimizer):
         double_every: int | None = None,
         longest: int = 16,
         warmup_compressor: str = "none",
+        update_clip: float | None = 1.0,
     ) -> None:
         settings = AdamSettings.checked("ZeroOneAdam", lr, betas, eps, weight_decay)
         policy = Policy.checked("ZeroOneAdam", warmup, kappa, double_every, longest)
-        super().__init__(params, ZeroOneRule(session, policy, warmup_compressor), settings)
+        super().__init__(params, ZeroOneRule(session, policy, warmup_compressor, update_clip), settings)
 
     def average(self) -> Any:
         """Synchronise what local steps have changed, so that all ranks have the same parameters. Collective.

@@ -15,7 +15,8 @@ class OnebitAdam(SynchronisedOptimizer):
 
     Args:
         params: see ``synchronised.SynchronisedOptimizer``.
-        session, lr, betas, eps, weight_decay, warmup, warmup_compressor: see ``espresso_mpi.optim.OnebitAdam``.
+        session, lr, betas, eps, weight_decay, warmup, warmup_compressor, update_clip: see
+            ``espresso_mpi.optim.OnebitAdam``.
 
     Example:
         >>> import torch
@@ -39,8 +40,9 @@ class OnebitAdam(SynchronisedOptimizer):
         weight_decay: float = 0.01,
         warmup: int | str = "auto",
         warmup_compressor: str = "none",
+        update_clip: float | None = 1.0,
     ) -> None:
-        rule = OnebitRule(session, warmup, warmup_compressor)
+        rule = OnebitRule(session, warmup, warmup_compressor, update_clip)
         super().__init__(params, rule, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
 
     @property

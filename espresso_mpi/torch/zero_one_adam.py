@@ -17,8 +17,8 @@ class ZeroOneAdam(SynchronisedOptimizer):
 
     Args:
         params: see ``synchronised.SynchronisedOptimizer``.
-        session, lr, betas, eps, weight_decay, warmup, kappa, double_every, longest, warmup_compressor: see
-            ``espresso_mpi.optim.ZeroOneAdam``.
+        session, lr, betas, eps, weight_decay, warmup, kappa, double_every, longest, warmup_compressor, update_clip:
+            see ``espresso_mpi.optim.ZeroOneAdam``.
 
     Example:
         >>> import torch
@@ -46,9 +46,10 @@ class ZeroOneAdam(SynchronisedOptimizer):
         double_every: int | None = None,
         longest: int = 16,
         warmup_compressor: str = "none",
+        update_clip: float | None = 1.0,
     ) -> None:
         policy = Policy.checked("ZeroOneAdam", warmup, kappa, double_every, longest)
-        self._zero_one = ZeroOneRule(session, policy, warmup_compressor)
+        self._zero_one = ZeroOneRule(session, policy, warmup_compressor, update_clip)
         super().__init__(params, self._zero_one, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)
 
     @torch.no_grad()

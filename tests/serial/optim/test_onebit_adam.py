@@ -32,7 +32,7 @@ def start(dtype=np.float32):
     return {"w": np.random.default_rng(99).standard_normal(SHAPE).astype(dtype)}
 
 
-def oracle(x, grads, lrs, warmup, means, betas=(0.9, 0.99), eps=1e-8, decay=0.1):
+def oracle(x, grads, lrs, warmup, means, betas=(0.9, 0.99), eps=1e-8, decay=0.1, clip=1.0):
     """Algorithm 1 in float64; ``means`` are the synchronised momenta of the second stage. Yields x and messages."""
     x, m, v = x.astype(np.float64), 0.0, 0.0
     for t, (g, lr) in enumerate(zip(grads, lrs), 1):
@@ -43,14 +43,15 @@ def oracle(x, grads, lrs, warmup, means, betas=(0.9, 0.99), eps=1e-8, decay=0.1)
         else:
             m = means[t - warmup - 1].astype(np.float64)
         root = np.sqrt((v if t <= warmup else typical(v)) / (1 - betas[1] ** min(t, warmup)))
-        x = x - lr * (m / (1 - betas[0] ** t) / (root + eps) + decay * x)
+        direction = m / (1 - betas[0] ** t) / (root + eps)
+        x = x - lr * (np.clip(direction, -clip, clip) if t > warmup else direction) - lr * decay * x
         yield x, sent
 
 
 @pytest.mark.parametrize("kind", ["float32", "float64", "torch", "float16 gradients"])
 def test_agrees_with_the_algorithm(kind, session, monkeypatch):
     dtype = np.float64 if kind == "float64" else np.float32
-    params, warmup = start(dtype), 4
+    params, warmup, clip = start(dtype), 4, None if kind == "float64" else 0.8
     grads = gradients(10, dtype=np.float16 if kind == "float16 gradients" else np.float32, late=6)
     given = params
     if kind == "torch":
@@ -65,14 +66,14 @@ def test_agrees_with_the_algorithm(kind, session, monkeypatch):
         return result
 
     monkeypatch.setattr(session, "sync", watched)
-    adam = OnebitAdam(given, session, betas=(0.9, 0.99), weight_decay=0.1, warmup=warmup)
+    adam = OnebitAdam(given, session, betas=(0.9, 0.99), weight_decay=0.1, warmup=warmup, update_clip=clip)
     lrs, found = [0.02 / (1 + t) for t in range(10)], []
     for g, lr in zip(grads, lrs):
         adam.lr = lr
         given = adam.step({"w": torch.from_numpy(g["w"])} if kind == "torch" else g)
         found.append(np.array(given["w"].tolist()))
     assert len(means) == 6 and adam.frozen
-    expected = oracle(start(dtype)["w"], [g["w"] for g in grads], lrs, warmup, means)
+    expected = oracle(start(dtype)["w"], [g["w"] for g in grads], lrs, warmup, means, clip=clip or np.inf)
     for step, (x, message) in enumerate(expected):
         np.testing.assert_allclose(found[step], x, rtol=3e-6, atol=3e-6)
         if step >= warmup:
@@ -159,6 +160,7 @@ def test_bad_input(session):
         ({"warmup": 0}, "warmup"),
         ({"warmup": "later"}, "warmup"),
         ({"warmup": True}, "warmup"),
+        ({"update_clip": 0}, "update_clip"),
     ]:
         with pytest.raises(ConfigError, match=f"OnebitAdam: {text}="):
             OnebitAdam(start(), session, **options)

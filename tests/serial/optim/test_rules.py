@@ -131,6 +131,7 @@ def test_a_bad_gradient_of_a_local_step_is_the_error_of_the_next_synchronisation
         ("ZeroOneAdam", {"double_every": 0}, "double_every=0"),
         ("ZeroOneAdam", {"longest": True}, "longest=True"),
         ("ZeroOneAdam", {"betas": (0.9, 1.0)}, "betas="),
+        ("ZeroOneAdam", {"update_clip": "1"}, "update_clip='1'"),
     ],
     ids=str,
 )
