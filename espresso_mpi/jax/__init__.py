@@ -7,6 +7,7 @@
 - ``optimizers``: 1-bit Adam and SGD with momentum.
 - ``layerwise``: 1-bit LAMB and CLAN.
 - ``zero_one``, ``local_steps``: 0/1 Adam, and DiLoCo.
+- ``under_way``: messages that travel while steps run.
 
 May import: the public names of ``espresso_mpi``, JAX, and optax where it is asked for. No other folder imports JAX. To
 add a transformation for optax, write it over the formulas of ``espresso_mpi.optim``, in a module beside ``layerwise``.

@@ -7,18 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 from jax import numpy as jnp
 
 from ..errors import ConfigError
-from ..optim.diloco import parts, phase
+from ..optim.diloco import intervals, own_share, parts, phase
 from ..optim.settings import SGDSettings
 from ..optim.updates import outer, progress
 from ..session import Session
 from .arguments import given_params, optax_for, schedule, steps, usable
 from .trees import averaged_tree, counter, difference, like, mapped, one_chain, precise, single, zeros
+from .under_way import UnderWay
 
 
 class DiLoCoState(NamedTuple):
@@ -29,8 +31,11 @@ class DiLoCoState(NamedTuple):
         inner: the state of the inner optimizer.
         anchor: the parameters of the last average, at least float32.
         velocity: u, float32.
-        averaged: of each fragment, the number of local steps before its last average; int32.
+        averaged: of each fragment, the number of local steps before its last average; -1 if its parameters have kept a
+            share of their own in it; int32.
         token: number of synchronisations so far, which orders them; see ``after`` of ``sync``.
+        under: with a delay, of each fragment, the number of its message under way; 0: there is none; int32. The message
+            itself is not in the state, and its number means nothing to another process.
     """
 
     count: Any
@@ -39,6 +44,7 @@ class DiLoCoState(NamedTuple):
     velocity: Any
     averaged: Any
     token: Any
+    under: Any = None
 
 
 def diloco(
@@ -50,45 +56,45 @@ def diloco(
     momentum: float = 0.6,
     nesterov: bool = True,
     fragments: int = 1,
+    delay: int = 0,
+    mix: float | None = None,
 ) -> Any:
     """DiLoCo (``espresso_mpi.optim.DiLoCo``; Douillard et al., 2023) around an optimizer of optax.
 
     The inner optimizer gets the gradients of this rank, which are not synchronised. In every H-th step, the ranks
     average by how far their parameters have moved from the anchor, and take the outer step along this mean. Its calls
     are ordered by its state, as those of ``synchronize``. Nothing may follow it in a chain, and nothing else may change
-    the parameters. All ranks must start from the same ones.
+    the parameters. All ranks must start from the same ones, and differ between two averages. ``update`` with
+    ``average=True`` averages at once, as that of ``zero_one_adam``. If a parameter is not finite on a rank, the next
+    average is an error on all.
 
-    The ranks differ between two averages. ``update(grads, state, params, average=True)``, with a Python bool, averages
-    at once, as that of ``zero_one_adam``, and does not use the gradients. If a parameter of a rank is not finite, the
-    next average is an error on all ranks.
-
-    The class's ``delay`` is left out: a part in flight is no value of a program. With ``momentum=0``,
-    ``learning_rate=1`` and a session with ``feedback="plain:decay=0.95"``, this is SparseLoCo (``DiLoCo.sparse``).
+    With ``delay``, a message is a copy that travels while the next steps run; the step in which it is due waits for it
+    and raises its errors. A state with a message under way can only be continued by this transformation, in this
+    process; else all ranks raise a StateError. Save states of ``average=True``, which ends what is under way.
+    Momentum 0, learning rate 1 and a session with ``feedback="plain:decay=0.95"`` are SparseLoCo.
 
     Args:
         inner: the local optimizer, with its learning rate; it gets the other arguments of ``update``.
         session: as for ``sync``; ``compressor="int4"`` is usual.
         every: H, the number of local steps.
         learning_rate: η of the outer step, or a schedule of the number of local steps before this one.
-        momentum, nesterov, fragments: as for ``DiLoCo``. Neighbours in the tree form a fragment.
+        momentum, nesterov, fragments, delay, mix: as for ``DiLoCo``. Neighbours in the tree form a fragment.
 
     Raises:
-        ConfigError: optax is missing, an argument is not valid, the session would skip values that are not finite, or
-            an update gets no parameters. Errors of a synchronisation as for ``sync``.
+        ConfigError: as ``scale_by_onebit_lamb``, or an update gets a state of other options.
 
     Example:
-        >>> import optax  # doctest: +SKIP
-        >>> optimizer = espresso_mpi.jax.diloco(optax.adamw(1e-3), session, every=100)  # doctest: +SKIP
+        >>> optimizer = espresso_mpi.jax.diloco(optax.adamw(1e-3), session, every=100, delay=5)  # doctest: +SKIP
     """
-    owner = "diloco"
-    optax = optax_for(owner, "use espresso_mpi.optim.DiLoCo")
+    owner, optax = "diloco", optax_for("diloco", "use espresso_mpi.optim.DiLoCo")
     if not isinstance(inner, optax.GradientTransformation):
         raise ConfigError(f"{owner}: inner={inner!r}; expected an optimizer of optax, such as optax.adamw(1e-3)")
-    if steps(owner, "fragments", fragments, 1) > steps(owner, "every", every, 1):
-        raise ConfigError(f"{owner}: every={every}, fragments={fragments}; expected at most one fragment in a step")
+    every, fragments, delay = intervals(owner, every, fragments, delay)
+    chosen, every = usable(owner, session, None), steps(owner, "every", every, 1)
+    settings, rate = SGDSettings.checked(owner, 0.0, momentum, 0.0, nesterov), schedule(owner, learning_rate)
     made = _DiLoCo(
-        owner, optax.with_extra_args_support(inner), optax.apply_updates, usable(owner, session, None), int(every),
-        int(fragments), schedule(owner, learning_rate), SGDSettings.checked(owner, 0.0, momentum, 0.0, nesterov),
+        owner, optax.with_extra_args_support(inner), optax.apply_updates, chosen, every, fragments, delay,
+        own_share(owner, mix, delay), rate, settings, UnderWay(owner, chosen),
     )  # fmt: skip
     return optax.GradientTransformationExtraArgs(made.start, made.update)
 
@@ -103,12 +109,18 @@ class _DiLoCo:
     session: Session
     every: int
     fragments: int
+    delay: int
+    mix: float
     learning_rate: Callable[[Any], Any]
     settings: SGDSettings
+    messages: UnderWay
 
     def start(self, params: Any) -> DiLoCoState:
         averaged = jnp.zeros(len(self._parts(params)), jnp.int32)
-        return DiLoCoState(counter(), self.inner.init(params), precise(params), zeros(params), averaged, counter())
+        under = jnp.zeros_like(averaged) if self.delay else None
+        return DiLoCoState(
+            counter(), self.inner.init(params), precise(params), zeros(params), averaged, counter(), under
+        )
 
     def _parts(self, params: Any) -> list[tuple[int, ...]]:
         """The numbers of the leaves of each fragment."""
@@ -121,58 +133,116 @@ class _DiLoCo:
         one_chain(self, self.session)
         before = precise(given_params(self.owner, params))
         fragments = self._parts(before)
-        if state.averaged.shape != (len(fragments),):
-            raise ConfigError(
-                f"{self.owner}: the state is of {state.averaged.size} fragments; expected {len(fragments)}; continue "
-                f"with fragments={state.averaged.size}"
-            )
+        self._require_fit(state, len(fragments))
         if average:
-            lr, target = self.learning_rate(state.count), before
-            for number in range(len(fragments)):
-                moved = state.averaged[number] != state.count
-                target, state = self._if_due(moved, fragments, number, lr, target, state)
+            target, state = self._all_averaged(fragments, before, state)
             return like(difference(target, before), params), state
         moved, inner = self.inner.update(updates, state.inner, params, **others)
         lr, state = self.learning_rate(state.count), state._replace(count=state.count + 1, inner=inner)
         target = precise(self.apply(params, moved))
-        due = [jnp.zeros((), bool)] * len(jax.tree_util.tree_leaves(before))
+        changed = [jnp.zeros((), bool)] * len(jax.tree_util.tree_leaves(before))
         for number, fragment in enumerate(fragments):
-            now = state.count % self.every == phase(self.every, number, len(fragments))
-            target, state = self._if_due(now, fragments, number, lr, target, state)
-            due = [now if index in fragment else other for index, other in enumerate(due)]
+            now, target, state = self._in_turn(number, fragment, len(fragments), lr, target, state)
+            changed = [now if index in fragment else other for index, other in enumerate(changed)]
         led, shape = jax.tree_util.tree_flatten(like(difference(target, before), params))
         alone = shape.flatten_up_to(moved)  # as the inner optimizer returned it, to the bit
-        found = [jnp.where(*chosen) for chosen in zip(due, led, alone)]
+        found = [jnp.where(*chosen) for chosen in zip(changed, led, alone)]
         return like(jax.tree_util.tree_unflatten(shape, found), params), state
 
-    def _if_due(
-        self, due: Any, fragments: Sequence[Sequence[int]], number: int, lr: Any, local: Any, state: DiLoCoState
+    def _require_fit(self, state: DiLoCoState, fragments: int) -> None:
+        if state.averaged.shape != (fragments,):
+            raise ConfigError(
+                f"{self.owner}: the state is of {state.averaged.size} fragments; expected {fragments}; continue with "
+                f"fragments={state.averaged.size}"
+            )
+        if (state.under is None) == bool(self.delay):
+            got, way = ("without a delay", "jax.numpy.zeros_like(state.averaged)") if self.delay else (
+                "with a delay", "None, if nothing is under way"
+            )  # fmt: skip
+            raise ConfigError(
+                f"{self.owner}: the state is of a transformation {got}, but delay={self.delay}; expected one of this "
+                f"transformation; continue with another delay, or with state._replace(under=…) of {way}"
+            )
+
+    def _in_turn(
+        self, number: int, fragment: Sequence[int], of: int, lr: Any, local: Any, state: DiLoCoState
+    ) -> tuple[Any, Any, DiLoCoState]:
+        """What a step does with a fragment: whether it changes its parameters, and parameters and state after it."""
+        turn = phase(self.every, number, of)
+        leaves = state.count % self.every == turn
+        if not self.delay:
+            average = partial(self._averaged, number, fragment, lr, self.mix)
+            return leaves, *_if(leaves, average, local, state)
+        under = state.under[number] != 0
+        due = under & (((state.count - self.delay) % self.every == turn) | leaves)  # of other intervals: at the latest
+        local, state = _if(due, partial(self._received, number, fragment, lr), local, state)
+        sent = partial(self._sent, fragment, local, state)
+        message, token = jax.lax.cond(leaves, sent, lambda: (state.under[number], state.token))
+        return due, local, state._replace(under=state.under.at[number].set(message), token=token)
+
+    def _all_averaged(
+        self, fragments: Sequence[Sequence[int]], local: Any, state: DiLoCoState
     ) -> tuple[Any, DiLoCoState]:
-        """The parameters and the state after the outer step of a fragment, or as they are."""
+        """The parameters and the state after all that is under way, and the averages of what has moved since."""
+        lr = self.learning_rate(state.count)
+        for number, fragment in enumerate(fragments):
+            if self.delay:
+                received = partial(self._received, number, fragment, lr)
+                local, state = _if(state.under[number] != 0, received, local, state)
+            moved = state.averaged[number] != state.count
+            local, state = _if(moved, partial(self._averaged, number, fragment, lr, 0.0), local, state)
+        return local, state
 
-        def take(local: Any, state: DiLoCoState) -> tuple[Any, DiLoCoState]:
-            averaged = state.averaged.at[number].set(state.count)
-            return self._outer(fragments[number], lr, local, state._replace(averaged=averaged))
+    def _averaged(
+        self, number: int, fragment: Sequence[int], lr: Any, mix: float, local: Any, state: DiLoCoState
+    ) -> tuple[Any, DiLoCoState]:
+        """After the average of a fragment at once."""
+        means, token = averaged_tree(self._progress(fragment, local, state), self.session, False, state.token)
+        return self._outer(number, fragment, lr, mix, means, local, state._replace(token=token))
 
-        found: tuple[Any, DiLoCoState] = jax.lax.cond(due, take, lambda local, state: (local, state), local, state)
-        return found
+    def _sent(self, fragment: Sequence[int], local: Any, state: DiLoCoState) -> tuple[Any, Any]:
+        """The number of a fragment's message, which has left, and the next token."""
+        return self.messages.push(self._progress(fragment, local, state), state.token)
 
-    def _outer(self, fragment: Sequence[int], lr: Any, local: Any, state: DiLoCoState) -> tuple[Any, DiLoCoState]:
+    def _received(
+        self, number: int, fragment: Sequence[int], lr: Any, local: Any, state: DiLoCoState
+    ) -> tuple[Any, DiLoCoState]:
+        """After the average of the fragment whose message is under way."""
+        shaped = zeros(only(fragment, state.anchor))
+        means, token = self.messages.wait(shaped, state.under[number], state.token)
+        state = state._replace(under=state.under.at[number].set(0), token=token)
+        return self._outer(number, fragment, lr, self.mix, means, local, state)
+
+    def _progress(self, fragment: Sequence[int], local: Any, state: DiLoCoState) -> Any:
+        """What a rank sends: how far a fragment has moved from its anchor."""
+        message, anchor, x = progress(jnp.sqrt), only(fragment, state.anchor), only(fragment, local)
+        return single(mapped(1, lambda anchor, x: (message(None, anchor, x),), (anchor,), x)[0])
+
+    def _outer(
+        self, number: int, fragment: Sequence[int], lr: Any, mix: float, means: Any, local: Any, state: DiLoCoState
+    ) -> tuple[Any, DiLoCoState]:
         """The parameters after the step of a fragment along the mean of its progress, from its anchor."""
-        message, formula, inertia = progress(jnp.sqrt), outer(jnp.sqrt), self.settings.momentum
+        formula, inertia = outer(jnp.sqrt), self.settings.momentum
         direct, ahead = (1.0, inertia) if self.settings.nesterov else (0.0, 1.0)
         anchor, velocity, x = (only(fragment, tree) for tree in (state.anchor, state.velocity, local))
-        (sent,) = mapped(1, lambda anchor, x: (message(None, anchor, x),), (anchor,), x)
-        means, token = averaged_tree(single(sent), self.session, False, state.token)
 
-        def of_parameter(anchor: Any, u: Any, d: Any) -> Any:
-            return formula(anchor, anchor, u, d, lr, inertia, direct, ahead, 0.0, 1.0)
+        def of_parameter(anchor: Any, u: Any, x: Any, d: Any) -> Any:
+            return formula(x if mix else anchor, anchor, u, d, lr, inertia, direct, ahead, mix, 1 - mix)
 
-        x, anchor, velocity = mapped(3, of_parameter, (anchor, velocity), means)
+        x, anchor, velocity = mapped(3, of_parameter, (anchor, velocity, x), means)
         kept = state._replace(
-            anchor=instead(anchor, state.anchor), velocity=instead(velocity, state.velocity), token=token
-        )
+            anchor=instead(anchor, state.anchor), velocity=instead(velocity, state.velocity),
+            averaged=state.averaged.at[number].set(-1 if mix else state.count),
+        )  # fmt: skip
         return instead(x, local), kept
+
+
+def _if(
+    due: Any, act: Callable[[Any, DiLoCoState], tuple[Any, DiLoCoState]], local: Any, state: DiLoCoState
+) -> tuple[Any, DiLoCoState]:
+    """The parameters and the state after an action, or as they are."""
+    found: tuple[Any, DiLoCoState] = jax.lax.cond(due, act, lambda local, state: (local, state), local, state)
+    return found
 
 
 def only(fragment: Sequence[int], tree: Any) -> Any:

@@ -11,14 +11,20 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from jax import numpy as jnp
 
+from ..errors import ConfigError
+from ..optim.onebit_adam import EVERY, norms_between, settled, settled_everywhere
 from ..optim.rules import GradientMeans
 from ..optim.settings import AdamSettings, SGDSettings
 from ..optim.updates import adam, decayed_momentum, frozen_adam, momentum, sgd
 from ..session import Session
 from .arguments import optax_for, steps, unbiased, usable
-from .trees import averaged_tree, counter, like, mapped, one_chain, single, typical_variances, zeros
+from .trees import averaged_tree, called, counter, like, mapped, one_chain, single, typical_variances, zeros
+
+_MOST_NORMS = 100_000
+"""Norms of v that a state holds at most."""
 
 
 class OnebitAdamState(NamedTuple):
@@ -28,12 +34,16 @@ class OnebitAdamState(NamedTuple):
         count: number of updates so far, an int32.
         mu, nu: moments, float32, as the parameters.
         token: number of synchronisations so far, which orders them; see ``after`` of ``sync``.
+        frozen_at: with ``warmup="auto"``, the last update of the warm-up, an int32; 0: it has not ended.
+        norms: with ``warmup="auto"``, those of v in the last updates in which they were compared, float32.
     """
 
     count: Any
     mu: Any
     nu: Any
     token: Any
+    frozen_at: Any = None
+    norms: Any = None
 
 
 class TraceState(NamedTuple):
@@ -50,7 +60,7 @@ def scale_by_onebit_adam(
     b1: float = 0.9,
     b2: float = 0.999,
     eps: float = 1e-8,
-    warmup: int,
+    warmup: int | str = "auto",
     warmup_compressor: str = "none",
 ) -> Any:
     """1-bit Adam (``espresso_mpi.optim.OnebitAdam``) in the place of ``optax.scale_by_adam``.
@@ -61,12 +71,13 @@ def scale_by_onebit_adam(
     Args:
         session: as for ``sync``; its compressor is that of the momenta.
         b1, b2, eps: β₁, β₂ and ε.
-        warmup: number of first updates, which are Adam's.
+        warmup: number of first updates, which are Adam's. With ``"auto"``, they end as those of ``OnebitAdam``, and the
+            update in which they did is ``frozen_at`` of the state.
         warmup_compressor: spec of the compressor of gradients in the warm-up, with error feedback.
 
     Raises:
-        ConfigError: optax is missing, an argument is not valid, or the session would skip values that are not finite.
-            Errors of a synchronisation as for ``sync``.
+        ConfigError: optax is missing, an argument is not valid, the session would skip values that are not finite, or
+            an update gets a state of another kind of warm-up. Errors of a synchronisation as for ``sync``.
 
     Example:
         >>> import optax  # doctest: +SKIP
@@ -79,9 +90,15 @@ def scale_by_onebit_adam(
     owner = "scale_by_onebit_adam"
     optax = optax_for(owner, "use espresso_mpi.optim.OnebitAdam")
     AdamSettings.checked(owner, 0.0, (b1, b2), eps, 0.0)
+    length = None if warmup == "auto" else steps(owner, "warmup", warmup, 1)
+    if length is None and norms_between(b2) > _MOST_NORMS:
+        raise ConfigError(
+            f"{owner}: b2={b2!r} with warmup='auto', which compares norms 1/(1 - b2) steps apart; expected at most "
+            f"{1 - 1 / (EVERY * _MOST_NORMS)}, or a number of steps as the warm-up"
+        )
     chosen = usable(owner, session)
     means = GradientMeans("OnebitAdam", chosen, warmup_compressor)
-    made = _OnebitAdam(chosen, b1, b2, eps, steps(owner, "warmup", warmup, 1), means)
+    made = _OnebitAdam(owner, chosen, b1, b2, eps, length, means)
     return optax.GradientTransformation(made.start, made.update)
 
 
@@ -89,35 +106,78 @@ def scale_by_onebit_adam(
 class _OnebitAdam:
     """The functions of ``scale_by_onebit_adam``."""
 
+    owner: str
     session: Session
     b1: float
     b2: float
     eps: float
-    warmup: int
+    warmup: int | None  # None: it ends by itself
     gradient_means: GradientMeans
 
     def start(self, params: Any) -> OnebitAdamState:
-        return OnebitAdamState(counter(), zeros(params), zeros(params), counter())
+        found = OnebitAdamState(counter(), zeros(params), zeros(params), counter())
+        if self.warmup is not None:
+            return found
+        return found._replace(frozen_at=counter(), norms=jnp.zeros(norms_between(self.b2) + 1, jnp.float32))
 
     def update(self, updates: Any, state: OnebitAdamState, params: Any = None) -> tuple[Any, OnebitAdamState]:
+        self._require_fit(state)
         one_chain(self, self.session)
         now = state.count + 1
-        scales = unbiased(self.b1, now), unbiased(self.b2, jnp.minimum(now, self.warmup))
-        found, mu, nu, token = jax.lax.cond(
-            now <= self.warmup, partial(self._dense, state, scales), partial(self._compressed, state, scales),
-            single(updates),
-        )  # fmt: skip
-        return like(found, updates), OnebitAdamState(now, mu, nu, token)
+        at = state.frozen_at if self.warmup is None else jnp.where(now > self.warmup, self.warmup, 0)
+        scales = unbiased(self.b1, now), unbiased(self.b2, jnp.where(at > 0, at, now))
+        found, state = jax.lax.cond(
+            at == 0, partial(self._dense, state, scales), partial(self._compressed, state, scales), single(updates)
+        )
+        return like(found, updates), state._replace(count=now)
 
-    def _dense(self, state: OnebitAdamState, scales: Any, grads: Any) -> tuple[Any, Any, Any, Any]:
+    def _require_fit(self, state: OnebitAdamState) -> None:
+        known = None if state.norms is None else jnp.size(state.norms)
+        expected = None if self.warmup is not None else norms_between(self.b2) + 1
+        if known != expected:
+            kinds = ["of a warm-up of fixed length" if n is None else f"of warmup='auto' with {n} norms of v"
+                     for n in (known, expected)]  # fmt: skip
+            raise ConfigError(
+                f"{self.owner}: the state is {kinds[0]}; expected one {kinds[1]}; continue with the warmup and b2 of "
+                f"before"
+            )
+
+    def _dense(self, state: OnebitAdamState, scales: Any, grads: Any) -> tuple[Any, OnebitAdamState]:
         """Adam's step on the mean of the gradients; a step of rate -1 from zero is the update."""
         step = adam(jnp.sqrt)
         numbers = (self.b1, 1 - self.b1, self.b2, 1 - self.b2, -1.0, *scales, self.eps, 0.0, 0.0)
         means, token = averaged_tree(grads, self.session, False, state.token, self.gradient_means)
-        found = mapped(3, lambda m, v, g: step(jnp.zeros_like(m), m, v, g, *numbers), (state.mu, state.nu), means)
-        return found[0], found[1], found[2], token
+        found, mu, nu = mapped(
+            3, lambda m, v, g: step(jnp.zeros_like(m), m, v, g, *numbers), (state.mu, state.nu), means
+        )
+        state = state._replace(mu=mu, nu=nu, token=token)
+        if self.warmup is not None:
+            return found, state
+        at, norms, token = jax.lax.cond(
+            (state.count + 1) % EVERY == 0, partial(self._compared, scales[1], state),
+            lambda: (state.frozen_at, state.norms, token),
+        )  # fmt: skip
+        return found, state._replace(frozen_at=at, norms=norms, token=token)
 
-    def _compressed(self, state: OnebitAdamState, scales: Any, grads: Any) -> tuple[Any, Any, Any, Any]:
+    def _compared(self, scale: Any, state: OnebitAdamState) -> tuple[Any, Any, Any]:
+        """Whether this step ends the warm-up, by the norm of v; ``frozen_at``, ``norms`` and ``token`` after it."""
+        now = state.count + 1
+        norm = sum((v.sum() for v in jax.tree_util.tree_leaves(state.nu)), jnp.float32(0)) * scale
+        norms = jnp.append(state.norms[1:], norm)
+
+        def agree(token: Any) -> tuple[Any, Any]:
+            here = jnp.asarray(settled(norms[0], norm), jnp.uint8)
+            found, token = called(self._agree, {"settled": here}, self.session, token)
+            return found["settled"] > 0, token
+
+        full = now // EVERY > norms_between(self.b2)
+        ends, token = jax.lax.cond(full, agree, lambda token: (jnp.zeros((), bool), token), state.token)
+        return jnp.where(ends, now, 0), norms, token
+
+    def _agree(self, arrays: dict[str, np.ndarray]) -> None:
+        arrays["settled"][...] = settled_everywhere(self.session, bool(arrays["settled"]))
+
+    def _compressed(self, state: OnebitAdamState, scales: Any, grads: Any) -> tuple[Any, OnebitAdamState]:
         """The same with the mean of the momenta, and a variance that stays."""
         step, sent = frozen_adam(jnp.sqrt), momenta(grads, state.mu, self.b1)
         means, token = averaged_tree(sent, self.session, False, state.token)
@@ -126,8 +186,8 @@ class _OnebitAdam:
         def of_parameter(m: Any, v: Any, typical: Any, mean: Any) -> Any:
             return step(jnp.zeros_like(m), m, v, mean, *numbers, typical)
 
-        found = mapped(2, of_parameter, (state.mu, state.nu, typical_variances(state.nu)), means)
-        return found[0], found[1], state.nu, token
+        found, mu = mapped(2, of_parameter, (state.mu, state.nu, typical_variances(state.nu)), means)
+        return found, state._replace(mu=mu, token=token)
 
 
 def momenta(grads: Any, mu: Any, first: float) -> Any:

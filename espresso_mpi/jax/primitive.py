@@ -15,7 +15,7 @@ import logging
 import math
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property, lru_cache
 from typing import Any, NoReturn
@@ -43,6 +43,8 @@ class Site:
         ordered: whether JAX's ordered effects order the calls.
         counted: whether a token, an int32, follows the arrays: the number of calls before this one.
         dense: makes the means, if it is given: of gradients in the warm-up of an optimizer.
+        act: called in the place of averaging, if it is given, with numpy arrays by name, which it changes. It passes
+            none of them on, because their memory is that of the program.
     """
 
     session: Session
@@ -51,6 +53,7 @@ class Site:
     ordered: bool
     counted: bool = False
     dense: GradientMeans | None = None
+    act: Callable[[dict[str, np.ndarray]], None] | None = None
     number: int = dataclasses.field(default_factory=itertools.count(1).__next__)
 
     def by_callback(self, *arrays: Any) -> list[np.ndarray]:
@@ -66,6 +69,9 @@ class Site:
             return self._means(arrays)
 
     def _means(self, arrays: dict[str, Any]) -> dict[str, Any]:
+        if self.act is not None:
+            self.act(arrays)
+            return arrays
         if self.dense is None:
             result: dict[str, Any] = self.session.sync(arrays)
             return result
@@ -81,7 +87,7 @@ class Site:
             arrays = [_view(address, shape) for address, shape in zip(addresses, self.shapes)]
             views = dict(zip(self.names, arrays))
             self._latest[0] = addresses, views
-        if self._kept_to_node:
+        if self._kept_to_node or self.act is not None:
             self.means(views)
             return
         for array, mean in zip(views.values(), self.by_callback(*views.values())):
@@ -242,6 +248,8 @@ def _made() -> Any:
 def _now(*arrays: Any, site: Site) -> list[Any]:
     """Outside ``jit``: after the programs that still run, as they may call the session."""
     jax.effects_barrier()
+    if site.act is not None:  # whose memory is used again
+        return [jax.numpy.array(array) for array in site.by_callback(*arrays)]
     means = site.means(dict(zip(site.names, arrays))).values()
     return [*means, *(token + 1 for token in site.tokens(arrays))]
 

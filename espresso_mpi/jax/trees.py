@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import numpy as np
 from jax import numpy as jnp
 
 from ..errors import ConfigError
@@ -24,10 +25,8 @@ def averaged_tree(grads: Any, session: Session, ordered: bool, after: Any, dense
     Args:
         dense: makes the means in the place of ``Session.sync``, with names and a compressor of its own.
     """
-    paths, tree = jax.tree_util.tree_flatten_with_path(grads)
-    names = tuple(jax.tree_util.keystr(path) or "grads" for path, _ in paths)
-    leaves = [jnp.asarray(leaf) for _, leaf in paths]
-    shapes = tuple(jax.ShapeDtypeStruct(leaf.shape, leaf.dtype) for leaf in leaves)
+    arrays, tree = named(grads)
+    names, leaves, shapes = tuple(arrays), list(arrays.values()), _shapes(arrays)
     if after is None:
         return jax.tree_util.tree_unflatten(tree, averaged(Site(session, names, shapes, ordered, dense=dense), leaves))
     given = jnp.asarray(after)
@@ -36,6 +35,31 @@ def averaged_tree(grads: Any, session: Session, ordered: bool, after: Any, dense
     token = given.astype(jnp.int32)
     *means, token = averaged(Site(session, names, shapes, False, counted=True, dense=dense), [*leaves, token])
     return jax.tree_util.tree_unflatten(tree, means), token
+
+
+def called(
+    act: Callable[[dict[str, np.ndarray]], None], arrays: dict[str, Any], session: Session, after: Any
+) -> tuple[dict[str, Any], Any]:
+    """The arrays as a function changes them when the program runs, and the next token.
+
+    Args:
+        act: as of ``Site``. It may call the session, as often as on all other ranks.
+        arrays: by name.
+        after: the token of the call before.
+    """
+    site = Site(session, tuple(arrays), _shapes(arrays), False, counted=True, act=act)
+    *found, token = averaged(site, [*arrays.values(), after])
+    return dict(zip(arrays, found)), token
+
+
+def named(tree: Any) -> tuple[dict[str, Any], Any]:
+    """The arrays of a tree by the names that they have in the session, and the structure of the tree."""
+    paths, shape = jax.tree_util.tree_flatten_with_path(tree)
+    return {jax.tree_util.keystr(path) or "grads": jnp.asarray(leaf) for path, leaf in paths}, shape
+
+
+def _shapes(arrays: dict[str, Any]) -> tuple[jax.ShapeDtypeStruct, ...]:
+    return tuple(jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays.values())
 
 
 _chains: weakref.WeakKeyDictionary[Session, weakref.ref[Any]] = weakref.WeakKeyDictionary()

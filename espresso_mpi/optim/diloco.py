@@ -93,17 +93,11 @@ class DiLoCo:
         mix: float | None = None,
     ) -> None:
         check_session("DiLoCo", session)
-        self._every, self._delay = count("DiLoCo", "every", every, 1), count("DiLoCo", "delay", delay, 0)
-        fragments = count("DiLoCo", "fragments", fragments, 1)
-        if fragments > every or delay * fragments >= every:
-            raise ConfigError(
-                f"DiLoCo: every={every}, fragments={fragments}, delay={delay}; expected at most one fragment in a step "
-                f"and delay < every/fragments, so that a fragment arrives before the next one leaves"
-            )
+        self._every, fragments, self._delay = intervals("DiLoCo", every, fragments, delay)
         self.lr = lr
         self._momentum = number("DiLoCo", "momentum", momentum, 0, 1)
         self._direct = 1.0 if nesterov else 0.0
-        self._mix = number("DiLoCo", "mix", (0.5 if delay else 0.0) if mix is None else mix, 0, 1)
+        self._mix = own_share("DiLoCo", mix, self._delay)
         self._session, self._params, self._steps = session, params, 0
         tensors = tensors_of(params)
         self._anchors = {t.name: t.library.copy(t.array) for t in tensors}
@@ -294,6 +288,31 @@ class DiLoCo:
         for tensor in tensors:
             for own, value in zip((self._anchors, self._velocities), loaded[tensor.name]):
                 own[tensor.name][...] = tensor.library.from_host(tensor, value)
+
+
+def intervals(owner: str, every: Any, fragments: Any, delay: Any) -> tuple[int, int, int]:
+    """The three as checked numbers.
+
+    Raises:
+        ConfigError: one is out of its range, or they do not fit together.
+    """
+    every, fragments = count(owner, "every", every, 1), count(owner, "fragments", fragments, 1)
+    delay = count(owner, "delay", delay, 0)
+    if fragments > every or delay * fragments >= every:
+        raise ConfigError(
+            f"{owner}: every={every}, fragments={fragments}, delay={delay}; expected at most one fragment in a step "
+            f"and delay < every/fragments, so that a fragment arrives before the next one leaves"
+        )
+    return every, fragments, delay
+
+
+def own_share(owner: str, mix: Any, delay: int) -> float:
+    """α as a checked number; None stands for its default.
+
+    Raises:
+        ConfigError: it is out of its range.
+    """
+    return number(owner, "mix", (0.5 if delay else 0.0) if mix is None else mix, 0, 1)
 
 
 def parts(sizes: Sequence[tuple[N, int]], number_: int) -> list[tuple[N, ...]]:

@@ -21,8 +21,24 @@ if TYPE_CHECKING:
 SETTLED = 0.96
 """From this ratio of the norms of v at a distance of 1/(1 - β₂) steps on, v has settled: the paper's threshold."""
 
-_EVERY = 10
+EVERY = 10
 """Steps between two comparisons of norms: all ranks compare in the same steps, because it is a collective call."""
+
+
+def norms_between(second: float) -> int:
+    """How many norms of v before the present one is the norm that it is compared with: that of 1/(1 - β₂) steps."""
+    return math.ceil(1 / (1 - second) / EVERY)
+
+
+def settled(before: Any, now: Any) -> Any:
+    """Whether v has settled, from its norm 1/(1 - β₂) steps before and now; of numbers, or of arrays of JAX."""
+    return before >= SETTLED * now
+
+
+def settled_everywhere(session: Session, here: bool) -> bool:
+    """Whether v has settled on all ranks: kinds of CPUs may round norms in other ways. Collective."""
+    agreed = session.allreduce(np.array([here], np.uint8), op="min", name="OnebitAdam settled")
+    return bool(agreed[0])
 
 
 @dataclass(frozen=True)
@@ -113,16 +129,14 @@ class OnebitRule(Rule[Counters]):
         steps = self.counters.steps
         if self._warmup != "auto":
             return steps >= int(self._warmup)
-        if steps % _EVERY:
+        if steps % EVERY:
             return False
         second = max((slot.settings.betas[1] for slot in slots), default=0.0)
         norm = sum(float(slot.kept["v"].sum()) for slot in slots) / (1 - second**steps)
-        back = math.ceil(1 / (1 - second) / _EVERY)
+        back = norms_between(second)
         norms = (*self.counters.norms, norm)[-1 - back :]
         self.counters = replace(self.counters, norms=norms)
-        here = len(norms) > back and norms[0] >= SETTLED * norms[-1]
-        agreed = self._session.allreduce(np.array([here], np.uint8), op="min", name="OnebitAdam settled")
-        return bool(agreed[0])
+        return settled_everywhere(self._session, len(norms) > back and settled(norms[0], norms[-1]))
 
 
 class OnebitAdam(SynchronisedOptimizer):
