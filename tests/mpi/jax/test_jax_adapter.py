@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -135,6 +136,11 @@ WARMUP = {"warmup": 3, "warmup_compressor": "int8"}
 ROUNDS = {"warmup": 4, "kappa": 2, "double_every": 3, "longest": 4, "warmup_compressor": "int8"}
 """0/1 Adam: the steps 1, 2 and 4 update the variance, 3 and 5 to 7 send momenta, from 8 on there are local steps."""
 
+DILOCO = {
+    "DiLoCo": {"every": 4, "fragments": 2},
+    "Streaming": {"every": 5, "fragments": 2, "delay": 2},  # in step 7, a fragment is due and the other one leaves
+}
+
 
 def normal(*seed):
     rng = np.random.default_rng(seed)
@@ -159,15 +165,15 @@ def pair(name, adapter, optax, rate, params, inside, outside):
             optim.Clan(params, **plain),
         )
         return made, own, lambda grads: own.step(outside.sync(grads))
-    if name == "DiLoCo":
-        own = optim.DiLoCo(params, outside, every=4, fragments=2)
+    if name in DILOCO:
+        own = optim.DiLoCo(params, outside, **DILOCO[name])
 
         def local(grads):
             for key, grad in grads.items():
                 params[key] -= np.float32(0.1) * grad
             own.step()
 
-        return adapter.diloco(optax.sgd(0.1), inside, every=4, learning_rate=rate, fragments=2), own, local
+        return adapter.diloco(optax.sgd(0.1), inside, learning_rate=rate, **DILOCO[name]), own, local
     if name == "OnebitLamb":
         own = optim.OnebitLamb(params, outside, **plain, **WARMUP)
         return optax.chain(adapter.scale_by_onebit_lamb(inside, **adam, **WARMUP), last), own, own.step
@@ -176,7 +182,7 @@ def pair(name, adapter, optax, rate, params, inside, outside):
 
 
 @pytest.mark.parametrize("compressor", ["none", "onebit"])
-@pytest.mark.parametrize("name", ["Clan", "DiLoCo", "OnebitLamb", "ZeroOneAdam"])
+@pytest.mark.parametrize("name", ["Clan", "DiLoCo", "OnebitLamb", "Streaming", "ZeroOneAdam"])
 def test_optimizers_have_the_steps_of_plain_arrays(world, open_session, adapter, name, compressor):
     """Inside jit, through all stages, with the same messages; a bad gradient of one rank is an error of all."""
     optax = pytest.importorskip("optax")
@@ -184,7 +190,7 @@ def test_optimizers_have_the_steps_of_plain_arrays(world, open_session, adapter,
     rate, params, theirs = optax.linear_schedule(0.05, 0.01, 16), normal(7), normal(7)
     params["b"][...] = theirs["b"][...] = 0  # whose norm scales no step
     made, own, plain = pair(name, adapter, optax, rate, params, inside, outside)
-    state, worst, local = made.init(theirs), 0.0, name in ("DiLoCo", "ZeroOneAdam")
+    state, worst, local = made.init(theirs), 0.0, name in (*DILOCO, "ZeroOneAdam")
 
     @jax.jit
     def step(params, state, grads):
@@ -207,7 +213,7 @@ def test_optimizers_have_the_steps_of_plain_arrays(world, open_session, adapter,
     bad["w"][3, 3] = np.nan if world.rank == world.size - 1 else 1.0
 
     def steps(params, state):  # of which one synchronises
-        for _ in range(4):
+        for _ in range(5):
             params, state = jax.block_until_ready(step(params, state, bad))
 
     with pytest.raises(Exception, match="NonFiniteError"):
@@ -242,6 +248,71 @@ def test_a_bad_gradient_of_a_local_step_is_the_error_of_all_ranks_later(world, o
     same = world.allgather(np.asarray(state.anchor["w"]).tobytes())
     close = np.allclose(params["w"], state.anchor["w"], atol=1e-6)
     assert stayed == [False, world.rank == world.size - 1] and len(set(same)) == 1 and close
+
+
+def test_a_warm_up_that_ends_by_itself_ends_as_that_of_plain_arrays(world, open_session, adapter, monkeypatch):
+    """In the same step, with the same updates; and on no rank while v has not settled on one of them."""
+    pytest.importorskip("optax")
+    options = {"warmup": "auto", "warmup_compressor": "int8"}
+    params, at, worst = normal(7), [], 0.0
+    plain = open_session(compressor="onebit", min_bytes=0)
+    own = optim.OnebitAdam(params, plain, lr=0.1, betas=(0.9, 0.9), weight_decay=0.0, **options)
+    made, other = (
+        adapter.scale_by_onebit_adam(open_session(compressor="onebit", min_bytes=0), b2=0.9, **options) for _ in "ab"
+    )
+    state, never = made.init(params), other.init(params)
+    update = jax.jit(made.update).lower(params, state).compile()
+    if world.rank == world.size - 1:
+        monkeypatch.setattr(adapter.optimizers, "settled", lambda before, now: now < 0)
+    another = jax.jit(other.update).lower(params, never).compile()
+    for number in range(55):
+        grads = {name: grad * np.float32(1 if number < 5 else 3) for name, grad in normal(world.rank, number).items()}
+        before = {name: array.copy() for name, array in params.items()}
+        own.step(grads)
+        updates, state = update(grads, state)
+        _, never = another(grads, never)
+        found = {name: before[name] - np.float32(0.1) * np.asarray(updates[name]) for name in SHAPES}
+        worst = max(worst, *(float(np.abs(found[name] - params[name]).max(initial=0)) for name in SHAPES))
+        at += [number + 1] if own.frozen and not at else []
+    assert at == [50] and int(state.frozen_at) == 50 and int(never.frozen_at) == 0 and worst < 5e-6
+
+
+def test_a_message_travels_while_steps_run(world, open_session, adapter):
+    """It arrives before the step in which it is due, and is found again by its state; else all ranks raise an error."""
+    optax, session, handles = pytest.importorskip("optax"), open_session(), []
+    push = session.push_together
+    session.push_together = lambda arrays: handles.append(push(arrays)) or handles[-1]
+    made = adapter.diloco(optax.sgd(0.1), session, every=3, delay=2, mix=0)
+    grads = {name: jax.numpy.full(20_000, world.rank + 1.0) for name in "ab"}
+
+    @jax.jit
+    def step(params, state):
+        updates, state = made.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    start = jax.tree.map(jax.numpy.zeros_like, grads)
+    at = [(start, made.init(start))]
+    for _ in range(4):
+        at.append(jax.block_until_ready(step(*at[-1])))
+    end = time.monotonic() + 60
+    while not handles[0].done() and time.monotonic() < end:
+        time.sleep(0.01)
+    arrived = len(handles) == 1 and handles[0].done()
+    for _ in range(2):
+        params, state = step(*at[4])
+        same = world.allgather(np.asarray(state.anchor["a"]).tobytes())
+        assert arrived and len(set(same)) == 1 and np.allclose(params["b"], state.anchor["b"]) and not state.under.any()
+    params, state = at[4]
+    lost = state._replace(under=state.under + (world.rank == world.size - 1))
+    with pytest.raises(
+        Exception, match=r"StateError: diloco: the state waits for a message .*'a'.* rank does not have"
+    ):
+        jax.block_until_ready(step(params, lost))
+    jax.block_until_ready(step(*at[2]))  # sends a later one
+    with pytest.raises(Exception, match="StateError: diloco: the state waits for a message"):
+        jax.block_until_ready(step(params, state))
+    without = optax.tree_utils.tree_set(state, under=jax.numpy.zeros_like(state.under))
+    assert np.allclose(step(params, without)[0]["a"], params["a"] - 0.1 * grads["a"])
 
 
 def test_two_calls_of_a_session_at_once_are_an_error(world, adapter, open_session):
