@@ -19,7 +19,7 @@ from ..optim.settings import SGDSettings
 from ..optim.updates import outer, progress
 from ..session import Session
 from .arguments import given_params, optax_for, schedule, steps, usable
-from .trees import averaged_tree, counter, difference, like, mapped, one_chain, precise, single, zeros
+from .trees import averaged_tree, copied, counter, difference, like, mapped, one_chain, precise, single, zeros
 from .under_way import UnderWay
 
 
@@ -119,7 +119,7 @@ class _DiLoCo:
         averaged = jnp.zeros(len(self._parts(params)), jnp.int32)
         under = jnp.zeros_like(averaged) if self.delay else None
         return DiLoCoState(
-            counter(), self.inner.init(params), precise(params), zeros(params), averaged, counter(), under
+            counter(), self.inner.init(params), copied(precise(params)), zeros(params), averaged, counter(), under
         )
 
     def _parts(self, params: Any) -> list[tuple[int, ...]]:

@@ -111,6 +111,11 @@ def precise(tree: Any) -> Any:
     return jax.tree_util.tree_map(lambda x: jnp.asarray(x, jnp.promote_types(jnp.asarray(x).dtype, jnp.float32)), tree)
 
 
+def copied(tree: Any) -> Any:
+    """The tree in memory of its own: a program to which two arrays are donated cannot be given the same one twice."""
+    return jax.tree_util.tree_map(jnp.copy, tree)
+
+
 def like(tree: Any, other: Any) -> Any:
     """The tree with the element types of another one."""
     return jax.tree_util.tree_map(lambda x, y: x.astype(jnp.asarray(y).dtype), tree, other)

@@ -28,6 +28,10 @@ _NUMBER = "number of the message"
 """The name of the number beside the arrays of a message."""
 
 
+_Key = tuple[tuple[str, tuple[int, ...]], ...]
+"""Names and shapes of the arrays of a message."""
+
+
 @dataclass
 class _Message:
     """Arrays that were pushed together.
@@ -56,9 +60,9 @@ class _Message:
 
 @dataclass(frozen=True, eq=False)
 class UnderWay:
-    """The messages of one transformation: of each tuple of names, the latest.
+    """The messages of one transformation: of each tuple of names and shapes, the latest.
 
-    The result of a message stays until the next one of the same names, so that a program that is run again from the
+    The result of a message stays until the next one of the same arrays, so that a program that is run again from the
     state of before finds it again.
 
     Attributes:
@@ -67,7 +71,7 @@ class UnderWay:
 
     owner: str
     session: Session
-    _latest: dict[tuple[str, ...], _Message] = field(default_factory=dict)
+    _latest: dict[_Key, _Message] = field(default_factory=dict)
 
     def push(self, tree: Any, after: Any) -> tuple[Any, Any]:
         """In a program: start to average float32 arrays over the ranks.
@@ -93,8 +97,8 @@ class UnderWay:
         return jax.tree_util.tree_unflatten(shape, [found[name] for name in arrays]), token
 
     def _push(self, arrays: dict[str, np.ndarray]) -> None:
-        given = {name: array for name, array in arrays.items() if name != _NUMBER}
-        before = self._latest.pop(tuple(given), None)
+        given, key = _without_number(arrays)
+        before = self._latest.pop(key, None)
         if before is not None and before.handle is not None:  # its state was dropped
             _LOG.warning("%s: a message under way is dropped: the state that waited for it was not used", self.owner)
             before.end()
@@ -102,25 +106,31 @@ class UnderWay:
         for name, array in given.items():
             np.copyto(own[name], array)
         number = 1 + secrets.randbelow(2**31 - 1)  # that of another process, in a saved state, is hardly the same
-        self._latest[tuple(given)] = _Message(number, own, self.session.push_together(own))
+        self._latest[key] = _Message(number, own, self.session.push_together(own))
         arrays[_NUMBER][...] = number
 
     def _wait(self, arrays: dict[str, np.ndarray]) -> None:
-        names = tuple(name for name in arrays if name != _NUMBER)
-        message = self._latest.get(names)
+        targets, key = _without_number(arrays)
+        message = self._latest.get(key)
         known = message is not None and message.number == int(arrays[_NUMBER])
         on_all = self.session.allreduce(np.array([known], np.uint8), op="min", name=f"{self.owner} under way")
         if message is None or not on_all[0]:
             where = "another rank" if known else "this rank"
             raise StateError(
-                f"{self.owner}: the state waits for a message with {names[0]!r}, which {where} does not have; expected "
-                f"the latest message that this transformation sent in this process. A state that was saved while a "
-                f"message was under way, or from before a later message, cannot be continued as it is: save states of "
-                f"update(…, average=True), or go on without the message by "
-                f"optax.tree_utils.tree_set(state, under=jax.numpy.zeros_like(state.under)) on all ranks"
+                f"{self.owner}: the state waits for a message with {key[0][0]!r}, which {where} does not have; "
+                "expected the latest message that this transformation has sent in this process. A state that was saved "
+                "while a message was under way, or that is older than the latest message, cannot be continued as it "
+                "is: save what update(…, average=True) returns, or go on without the message, by "
+                "optax.tree_utils.tree_set(state, under=jax.numpy.zeros_like(state.under)) on all ranks"
             )
         message.end()
         if message.error is not None:
             raise message.error
-        for name, mean in message.arrays.items():
-            np.copyto(arrays[name], mean)
+        for name, target in targets.items():
+            np.copyto(target, message.arrays[name])
+
+
+def _without_number(arrays: dict[str, np.ndarray]) -> tuple[dict[str, np.ndarray], _Key]:
+    """The arrays of a message, and what it is found by."""
+    given = {name: array for name, array in arrays.items() if name != _NUMBER}
+    return given, tuple((name, array.shape) for name, array in given.items())

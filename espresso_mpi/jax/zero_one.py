@@ -24,6 +24,7 @@ from .arguments import decays, given_params, optax_for, schedule, steps, unbiase
 from .optimizers import momenta
 from .trees import (
     averaged_tree,
+    copied,
     counter,
     difference,
     like,
@@ -152,7 +153,7 @@ class _ZeroOneAdam:
 
     def start(self, params: Any) -> ZeroOneAdamState:
         return ZeroOneAdamState(
-            counter(), counter(), counter() + 1, counter(), zeros(params), zeros(params), precise(params),
+            counter(), counter(), counter() + 1, counter(), zeros(params), zeros(params), copied(precise(params)),
             zeros(params), numbers(params, 0.0), numbers(params, 1.0), jnp.zeros((), bool), counter(),
         )  # fmt: skip
 

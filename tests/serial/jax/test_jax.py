@@ -287,3 +287,12 @@ def test_callbacks_do_what_foreign_calls_do(session, optax, monkeypatch, name):
         found.append([np.asarray(leaf) for leaf in jax.tree.leaves((params, state))])
         monkeypatch.setattr(primitive, "_primitive", lambda: None)
     assert all(np.array_equal(*pair) for pair in zip(*found)) and session.usable
+
+
+@pytest.mark.parametrize("name", ["zero_one", "streaming"])
+def test_parameters_and_state_can_be_donated(session, optax, name):
+    """Also those of the start, whose anchor has the values of the parameters."""
+    optimizer, params = OPTIMIZERS[name](session, optax), {"w": jax.numpy.ones(3)}
+    step = jax.jit(lambda params, state: optimizer.update({"w": np.ones(3)}, state, params), donate_argnums=(0, 1))
+    _, state = step(params, optimizer.init(params))
+    assert int(state.count) == 1
