@@ -17,7 +17,7 @@ from jax import numpy as jnp
 from ..errors import ConfigError
 from ..optim.onebit_adam import EVERY, norms_between, settled, settled_everywhere
 from ..optim.rules import GradientMeans
-from ..optim.settings import AdamSettings, SGDSettings
+from ..optim.settings import AdamSettings, SGDSettings, update_clip_of
 from ..optim.updates import adam, decayed_momentum, frozen_adam, momentum, sgd
 from ..session import Session
 from .arguments import optax_for, steps, unbiased, usable
@@ -62,6 +62,7 @@ def scale_by_onebit_adam(
     eps: float = 1e-8,
     warmup: int | str = "auto",
     warmup_compressor: str = "none",
+    update_clip: float | None = 1.0,
 ) -> Any:
     """1-bit Adam (``espresso_mpi.optim.OnebitAdam``) in the place of ``optax.scale_by_adam``.
 
@@ -74,6 +75,7 @@ def scale_by_onebit_adam(
         warmup: number of first updates, which are Adam's. With ``"auto"``, they end as those of ``OnebitAdam``, and the
             update in which they did is ``frozen_at`` of the state.
         warmup_compressor: spec of the compressor of gradients in the warm-up, with error feedback.
+        update_clip: the largest element of an update after the warm-up; None: no limit. See ``OnebitAdam``.
 
     Raises:
         ConfigError: optax is missing, an argument is not valid, the session would skip values that are not finite, or
@@ -98,7 +100,7 @@ def scale_by_onebit_adam(
         )
     chosen = usable(owner, session)
     means = GradientMeans("OnebitAdam", chosen, warmup_compressor)
-    made = _OnebitAdam(owner, chosen, b1, b2, eps, length, means)
+    made = _OnebitAdam(owner, chosen, b1, b2, eps, length, means, update_clip_of(owner, update_clip))
     return optax.GradientTransformation(made.start, made.update)
 
 
@@ -113,6 +115,7 @@ class _OnebitAdam:
     eps: float
     warmup: int | None  # None: it ends by itself
     gradient_means: GradientMeans
+    clip: float
 
     def start(self, params: Any) -> OnebitAdamState:
         found = OnebitAdamState(counter(), zeros(params), zeros(params), counter())
@@ -184,7 +187,7 @@ class _OnebitAdam:
         numbers = (-1.0, *scales, self.eps, 0.0)
 
         def of_parameter(m: Any, v: Any, typical: Any, mean: Any) -> Any:
-            return step(jnp.zeros_like(m), m, v, mean, *numbers, typical)
+            return step(jnp.zeros_like(m), m, v, mean, *numbers, typical, self.clip)
 
         found, mu = mapped(2, of_parameter, (state.mu, state.nu, typical_variances(state.nu)), means)
         return found, state._replace(mu=mu, token=token)

@@ -16,7 +16,7 @@ import jax
 from jax import numpy as jnp
 
 from ..optim.rules import GradientMeans
-from ..optim.settings import AdamSettings
+from ..optim.settings import AdamSettings, update_clip_of
 from ..optim.updates import adam, from_anchor, frozen_adam, local_adam, mean_momentum
 from ..optim.zero_one_adam import Policy, grown
 from ..session import Session
@@ -84,6 +84,7 @@ def zero_one_adam(
     double_every: int | None = None,
     longest: int = 16,
     warmup_compressor: str = "none",
+    update_clip: float | None = 1.0,
 ) -> Any:
     """0/1 Adam (``espresso_mpi.optim.ZeroOneAdam``; Lu et al., ICLR 2023), a whole optimizer for optax.
 
@@ -100,8 +101,7 @@ def zero_one_adam(
         session: as for ``sync``; its compressor is that of the momenta.
         b1, b2, eps, weight_decay: β₁, β₂, ε and λ, decoupled from the gradient.
         mask: as for ``scale_by_onebit_lamb``.
-        warmup, kappa, double_every, longest: as for ``ZeroOneAdam``.
-        warmup_compressor: spec of the compressor of the gradients that update the variance, with error feedback.
+        warmup, kappa, double_every, longest, warmup_compressor, update_clip: as for ``ZeroOneAdam``.
 
     Raises:
         ConfigError: optax is missing, an argument is not valid, the session would skip values that are not finite, or
@@ -117,7 +117,8 @@ def zero_one_adam(
     policy = Policy.checked(owner, **checked)
     settings, chosen = AdamSettings.checked(owner, 0.0, (b1, b2), eps, weight_decay), usable(owner, session)
     means = GradientMeans("ZeroOneAdam", chosen, warmup_compressor)
-    made = _ZeroOneAdam(owner, chosen, schedule(owner, learning_rate), settings, mask, policy, means)
+    clip, rate = update_clip_of(owner, update_clip), schedule(owner, learning_rate)
+    made = _ZeroOneAdam(owner, chosen, rate, settings, mask, policy, means, clip)
     return optax.GradientTransformationExtraArgs(made.start, made.update)
 
 
@@ -150,6 +151,7 @@ class _ZeroOneAdam:
     mask: Any
     policy: Policy
     gradient_means: GradientMeans
+    clip: float
 
     def start(self, params: Any) -> ZeroOneAdamState:
         return ZeroOneAdamState(
@@ -207,7 +209,7 @@ class _ZeroOneAdam:
             x: Any, m: Any, u: Any, v: Any, decay: Any, typical: Any, length: Any, kept: Any, g: Any
         ) -> tuple[Any, ...]:
             shrink, finite = 1 - step.lr * decay, jnp.isfinite(g).all()
-            numbers_ = first, 1 - first, rate, self._v_scale(state), self.settings.eps, shrink, typical
+            numbers_ = first, 1 - first, rate, self._v_scale(state), self.settings.eps, shrink, typical, self.clip
             found = formula(x, m, u, v, g, *numbers_)
             moved = [jnp.where(finite, new, old) for new, old in zip(found, (x, m, u))]
             return *moved, *grown(length, kept, rate, shrink), finite
@@ -222,10 +224,11 @@ class _ZeroOneAdam:
         """A synchronisation that no local step precedes."""
         first, formula = self.settings.betas[0], frozen_adam(jnp.sqrt)
         means, token = averaged_tree(momenta(step.grads, state.mu, first), self.session, False, state.token)
-        rates = step.lr, unbiased(first, step.number), self._v_scale(state), self.settings.eps
+        m_scale = unbiased(first, step.number)
+        rates = step.lr, m_scale, self._v_scale(state), self.settings.eps
 
         def of_parameter(x: Any, m: Any, v: Any, decay: Any, typical: Any, mean: Any) -> Any:
-            return formula(x, m, v, mean, *rates, decay, typical)
+            return formula(x, m, v, mean, *rates, decay, typical, self.clip * m_scale)
 
         trees = state.anchor, state.mu, state.nu, step.decays, typical_variances(state.nu)
         x, mu = mapped(2, of_parameter, trees, means)
@@ -247,7 +250,7 @@ class _ZeroOneAdam:
         means, token = averaged_tree(spoilt_tree(sent, state.spoilt), self.session, False, state.token)
 
         def of_parameter(x: Any, m: Any, v: Any, length: Any, kept: Any, typical: Any, mean: Any) -> Any:
-            return formula(x, m, x, v, mean, length, self._v_scale(state), self.settings.eps, kept, typical)
+            return formula(x, m, x, v, mean, length, self._v_scale(state), self.settings.eps, kept, typical, self.clip)
 
         settled = state.nu, lengths, kept, typical_variances(state.nu)
         x, mu = mapped(2, of_parameter, (state.anchor, state.mu, *settled), means)
