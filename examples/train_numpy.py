@@ -17,7 +17,8 @@ weights = {
     "hidden": shared.standard_normal((INPUTS, HIDDEN), dtype=np.float32) / 8,
     "output": shared.standard_normal((HIDDEN, CLASSES), dtype=np.float32) / 16,
 }
-espresso_mpi.default_session(compressor="onebit")  # without this line gradients travel uncompressed
+session = espresso_mpi.default_session(compressor="onebit")  # without this line gradients travel uncompressed
+session.judge_for(None)  # it warns of one bit under AdamW and momentum; this is plain SGD
 
 for step in range(301):
     x = own.standard_normal((BATCH, INPUTS), dtype=np.float32)

@@ -10,7 +10,7 @@ import io
 import json
 import runpy
 import sys
-from contextlib import redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 from mpi4py import MPI
@@ -21,7 +21,7 @@ COMM = MPI.COMM_WORLD
 def run(program: str, *arguments: str) -> str:
     """What the program prints on this rank."""
     sys.argv, out = [program, *arguments], io.StringIO()
-    with redirect_stdout(out):
+    with redirect_stdout(out), redirect_stderr(out):
         runpy.run_path(program, run_name="__main__")
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_initialized():  # Lightning leaves its group to the end of the process

@@ -182,7 +182,7 @@ class _OnebitAdam:
 
     def _compressed(self, state: OnebitAdamState, scales: Any, grads: Any) -> tuple[Any, OnebitAdamState]:
         """The same with the mean of the momenta, and a variance that stays."""
-        step, sent = frozen_adam(jnp.sqrt), momenta(grads, state.mu, self.b1)
+        step, sent = frozen_adam(jnp.sqrt, jnp.clip), momenta(grads, state.mu, self.b1)
         means, token = averaged_tree(sent, self.session, False, state.token)
         numbers = (-1.0, *scales, self.eps, 0.0)
 

@@ -202,7 +202,7 @@ class _ZeroOneAdam:
 
     def _local(self, step: _Step, state: ZeroOneAdamState) -> tuple[Any, ZeroOneAdamState]:
         """A step of this rank alone. A gradient that is not finite changes nothing of its parameter."""
-        first, formula = self.settings.betas[0], local_adam(jnp.sqrt)
+        first, formula = self.settings.betas[0], local_adam(jnp.sqrt, jnp.clip)
         rate = step.lr * unbiased(first, step.number)
 
         def of_parameter(
@@ -222,7 +222,7 @@ class _ZeroOneAdam:
 
     def _at_anchor(self, step: _Step, state: ZeroOneAdamState) -> tuple[Any, ZeroOneAdamState]:
         """A synchronisation that no local step precedes."""
-        first, formula = self.settings.betas[0], frozen_adam(jnp.sqrt)
+        first, formula = self.settings.betas[0], frozen_adam(jnp.sqrt, jnp.clip)
         means, token = averaged_tree(momenta(step.grads, state.mu, first), self.session, False, state.token)
         m_scale = unbiased(first, step.number)
         rates = step.lr, m_scale, self._v_scale(state), self.settings.eps
@@ -236,7 +236,7 @@ class _ZeroOneAdam:
 
     def _after_local(self, step: _Step, state: ZeroOneAdamState) -> tuple[Any, ZeroOneAdamState]:
         """The end of local steps, of which this is the last one; for an average, with a learning rate of zero."""
-        first, message, formula = self.settings.betas[0], mean_momentum(jnp.sqrt), from_anchor(jnp.sqrt)
+        first, message, formula = self.settings.betas[0], mean_momentum(jnp.sqrt), from_anchor(jnp.sqrt, jnp.clip)
         rate = step.lr * unbiased(first, step.number)
 
         def sent_of(m: Any, u: Any, decay: Any, length: Any, kept: Any, g: Any) -> tuple[Any, ...]:

@@ -149,6 +149,11 @@ class NumPy:
         """The elementwise square root."""
         return self._np.sqrt
 
+    @property
+    def clip(self) -> Any:
+        """Limits elements to a range; NaN stays."""
+        return self._np.clip
+
     def host_view(self, array: Any) -> np.ndarray | None:
         """The array itself if it is in host memory."""
         return array if self._np is np else None
@@ -219,6 +224,11 @@ class Torch:
     def sqrt(self) -> Any:
         """The elementwise square root."""
         return self._torch.sqrt
+
+    @property
+    def clip(self) -> Any:
+        """Limits elements to a range; NaN stays."""
+        return self._torch.clamp
 
     def host_view(self, array: Any) -> np.ndarray | None:
         """The tensor's memory as an array of numpy if it is in host memory."""

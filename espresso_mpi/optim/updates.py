@@ -19,11 +19,6 @@ from .tensors import NumPy, Torch
 # --- formulas ---------------------------------------------------------------------------------------------------------
 
 
-def clipped(u, clip):  # type: ignore[no-untyped-def]
-    """Each element within -clip … clip; NaN stays. ``clip`` is finite."""
-    return u * (abs(u) <= clip) + clip * (u > clip) - clip * (u < -clip)
-
-
 def adam(sqrt: Callable[[Any], Any]) -> Callable[..., Any]:
     """AdamW (Loshchilov and Hutter, 2019): new x, m and v from a gradient.
 
@@ -49,15 +44,15 @@ def momentum(sqrt: Callable[[Any], Any]) -> Callable[..., Any]:
     return formula
 
 
-def frozen_adam(sqrt: Callable[[Any], Any], within: Callable[[Any, Any], Any] = clipped) -> Callable[..., Any]:
+def frozen_adam(sqrt: Callable[[Any], Any], clip: Callable[[Any, Any, Any], Any]) -> Callable[..., Any]:
     """AdamW with a momentum from outside and a variance that stays: new x and m.
 
-    Here and below, ``clip`` is the largest element of the direction, and ``within`` is ``clipped``.
+    Here and below, ``most`` is the largest element of the direction, and ``clip`` limits a value to a range.
     """
 
-    def formula(x, m, v, mean, rate, m_scale, v_scale, eps, decay, typical, clip):  # type: ignore[no-untyped-def]
+    def formula(x, m, v, mean, rate, m_scale, v_scale, eps, decay, typical, most):  # type: ignore[no-untyped-def]
         root = sqrt((v + typical * (v == 0)) * v_scale)
-        return x - rate * (within(mean * m_scale / (root + eps), clip) + decay * x), mean
+        return x - rate * (clip(mean * m_scale / (root + eps), -most, most) + decay * x), mean
 
     return formula
 
@@ -117,13 +112,13 @@ def sign_step(sqrt: Callable[[Any], Any]) -> Callable[..., Any]:
     return formula
 
 
-def local_adam(sqrt: Callable[[Any], Any], within: Callable[[Any, Any], Any] = clipped) -> Callable[..., Any]:
+def local_adam(sqrt: Callable[[Any], Any], clip: Callable[[Any, Any, Any], Any]) -> Callable[..., Any]:
     """A local step of 0/1 Adam: new x, m, and sum u of the momenta by which x has moved. ``shrink`` is 1 - η λ."""
 
-    def formula(x, m, u, v, g, first, first_rest, rate, v_scale, eps, shrink, typical, clip):  # type: ignore[no-untyped-def]
+    def formula(x, m, u, v, g, first, first_rest, rate, v_scale, eps, shrink, typical, most):  # type: ignore[no-untyped-def]
         m = first * m + first_rest * g
         root = sqrt((v + typical * (v == 0)) * v_scale)
-        return shrink * x - rate * within(m / (root + eps), clip), m, shrink * u + rate * m
+        return shrink * x - rate * clip(m / (root + eps), -most, most), m, shrink * u + rate * m
 
     return formula
 
@@ -137,12 +132,12 @@ def mean_momentum(sqrt: Callable[[Any], Any]) -> Callable[..., Any]:
     return formula
 
 
-def from_anchor(sqrt: Callable[[Any], Any], within: Callable[[Any, Any], Any] = clipped) -> Callable[..., Any]:
+def from_anchor(sqrt: Callable[[Any], Any], clip: Callable[[Any, Any, Any], Any]) -> Callable[..., Any]:
     """The end of local steps of 0/1 Adam: new x and m from where the steps began and from the mean momentum."""
 
-    def formula(x, m, anchor, v, mean, length, v_scale, eps, kept, typical, clip):  # type: ignore[no-untyped-def]
+    def formula(x, m, anchor, v, mean, length, v_scale, eps, kept, typical, most):  # type: ignore[no-untyped-def]
         root = sqrt((v + typical * (v == 0)) * v_scale)
-        return kept * anchor - length * within(mean / (root + eps), clip), mean
+        return kept * anchor - length * clip(mean / (root + eps), -most, most), mean
 
     return formula
 
@@ -184,11 +179,16 @@ def along(sqrt: Callable[[Any], Any]) -> Callable[..., Any]:
 
 # --- kernels ----------------------------------------------------------------------------------------------------------
 
-_clipped = host.inlined(clipped)
+
+@host.inlined
+def _clip(value, low, high):  # type: ignore[no-untyped-def]
+    if value > high:
+        return high
+    return low if value < low else value  # NaN stays
+
+
 _adam, _momentum, _progress, _outer = (host.inlined(make(np.sqrt)) for make in (adam, momentum, progress, outer))
-_frozen, _local, _from_anchor = (
-    host.inlined(make(np.sqrt, _clipped)) for make in (frozen_adam, local_adam, from_anchor)
-)
+_frozen, _local, _from_anchor = (host.inlined(make(np.sqrt, _clip)) for make in (frozen_adam, local_adam, from_anchor))
 _decayed, _sgd, _mean_momentum = (host.inlined(make(np.sqrt)) for make in (decayed_momentum, sgd, mean_momentum))
 _lamb, _frozen_lamb, _along, _sign_step = (
     host.inlined(make(np.sqrt)) for make in (lamb_direction, frozen_direction, along, sign_step)
@@ -210,9 +210,9 @@ def _momentum_kernel(g, m, first, first_rest):  # type: ignore[no-untyped-def]
 
 
 @host.Kernel
-def _frozen_kernel(x, m, v, mean, rate, m_scale, v_scale, eps, decay, typical, clip):  # type: ignore[no-untyped-def]
+def _frozen_kernel(x, m, v, mean, rate, m_scale, v_scale, eps, decay, typical, most):  # type: ignore[no-untyped-def]
     for i in prange(x.size):
-        x[i], m[i] = _frozen(x[i], m[i], v[i], mean[i], rate, m_scale, v_scale, eps, decay, typical, clip)
+        x[i], m[i] = _frozen(x[i], m[i], v[i], mean[i], rate, m_scale, v_scale, eps, decay, typical, most)
 
 
 @host.Kernel
@@ -246,10 +246,10 @@ def _sign_step_kernel(x, q, shrink, along, signed):  # type: ignore[no-untyped-d
 
 
 @host.Kernel
-def _local_kernel(x, m, u, v, g, first, first_rest, rate, v_scale, eps, shrink, typical, clip):  # type: ignore[no-untyped-def]
+def _local_kernel(x, m, u, v, g, first, first_rest, rate, v_scale, eps, shrink, typical, most):  # type: ignore[no-untyped-def]
     for i in prange(x.size):
         x[i], m[i], u[i] = _local(
-            x[i], m[i], u[i], v[i], g[i], first, first_rest, rate, v_scale, eps, shrink, typical, clip
+            x[i], m[i], u[i], v[i], g[i], first, first_rest, rate, v_scale, eps, shrink, typical, most
         )
 
 
@@ -260,9 +260,9 @@ def _mean_momentum_kernel(g, m, u, first, first_rest, rate, shrink, inverse):  #
 
 
 @host.Kernel
-def _from_anchor_kernel(x, m, anchor, v, mean, length, v_scale, eps, kept, typical, clip):  # type: ignore[no-untyped-def]
+def _from_anchor_kernel(x, m, anchor, v, mean, length, v_scale, eps, kept, typical, most):  # type: ignore[no-untyped-def]
     for i in prange(x.size):
-        x[i], m[i] = _from_anchor(x[i], m[i], anchor[i], v[i], mean[i], length, v_scale, eps, kept, typical, clip)
+        x[i], m[i] = _from_anchor(x[i], m[i], anchor[i], v[i], mean[i], length, v_scale, eps, kept, typical, most)
 
 
 @host.Kernel
@@ -297,10 +297,11 @@ class Update:
         make: makes the formula for a square root.
         kernel: its loop over host memory.
         outputs: how many of the first arrays the formula changes.
+        clips: whether ``make`` also takes a function that limits values.
     """
 
-    def __init__(self, make: Callable[..., Any], kernel: host.Kernel, outputs: int) -> None:
-        self._make, self._kernel, self._outputs = make, kernel, outputs
+    def __init__(self, make: Callable[..., Any], kernel: host.Kernel, outputs: int, clips: bool = False) -> None:
+        self._make, self._kernel, self._outputs, self._clips = make, kernel, outputs, clips
 
     def __call__(self, library: NumPy | Torch, arrays: tuple[Any, ...], numbers: tuple[float, ...] = ()) -> None:
         """Replace the first arrays by what the formula makes of the arrays and numbers. All arrays are of one size."""
@@ -308,7 +309,8 @@ class Update:
         if len(views) == len(arrays):
             self._kernel(*views, *map(np.float32, numbers))
             return
-        results = self._make(library.sqrt)(*arrays, *map(library.number, numbers))
+        functions = (library.sqrt, library.clip) if self._clips else (library.sqrt,)
+        results = self._make(*functions)(*arrays, *map(library.number, numbers))
         results = results if isinstance(results, tuple) else (results,)
         changed = arrays[: self._outputs]
         kept = [library.copy(one) if any(one is array for array in changed) else one for one in results]
@@ -318,15 +320,15 @@ class Update:
 
 ADAM = Update(adam, _adam_kernel, 3)
 MOMENTUM = Update(momentum, _momentum_kernel, 1)
-FROZEN_ADAM = Update(frozen_adam, _frozen_kernel, 2)
+FROZEN_ADAM = Update(frozen_adam, _frozen_kernel, 2, clips=True)
 PROGRESS = Update(progress, _progress_kernel, 1)
 OUTER = Update(outer, _outer_kernel, 3)
 DECAYED_MOMENTUM = Update(decayed_momentum, _decayed_kernel, 1)
 SGD = Update(sgd, _sgd_kernel, 2)
 SIGN_STEP = Update(sign_step, _sign_step_kernel, 1)
-LOCAL_ADAM = Update(local_adam, _local_kernel, 3)
+LOCAL_ADAM = Update(local_adam, _local_kernel, 3, clips=True)
 MEAN_MOMENTUM = Update(mean_momentum, _mean_momentum_kernel, 1)
-FROM_ANCHOR = Update(from_anchor, _from_anchor_kernel, 2)
+FROM_ANCHOR = Update(from_anchor, _from_anchor_kernel, 2, clips=True)
 LAMB_DIRECTION = Update(lamb_direction, _lamb_kernel, 3)
 FROZEN_DIRECTION = Update(frozen_direction, _frozen_lamb_kernel, 3)
 ALONG = Update(along, _along_kernel, 1)

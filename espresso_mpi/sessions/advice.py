@@ -13,47 +13,56 @@ _LOG = logging.getLogger("espresso_mpi")
 class Advice:
     """Warns once of a compressor that ends above the loss of fp32.
 
-    A session does not see the optimizer of a training loop. Adapters and optimizers that synchronise by themselves tell
-    it (``Session.judge_for``). If nobody has done so by the first message that is compressed, the line names the
-    optimizers that the compressor does not go with.
+    A session does not see the optimizer of a training loop. Adapters and optimizers that synchronise by themselves know
+    it, and omit the line (``Session.judge_for``).
 
     Args:
-        spec: the compressor of the session; None: a plan chooses it.
         silent: whether nothing is said at all, as on all ranks but one.
     """
 
-    def __init__(self, spec: str | None, silent: bool) -> None:
-        self._spec = spec or "none"
-        self._kind = self._spec.partition(":")[0]
-        self._open = not silent and self._kind in POOR_UNDER_ADAM
+    def __init__(self, silent: bool) -> None:
+        self._open, self._adam = not silent, False
 
-    def omit(self) -> None:
-        """Somebody knows the optimizer: see ``Session.judge_for``."""
-        self._open = False
+    def told(self, rule: str | None) -> None:
+        """Somebody says what the means are for: see ``Session.judge_for``."""
+        if rule == "adam":
+            self._adam = True
+        else:
+            self._open = False
 
     def look(self, batch: Batch | None) -> None:
-        """A call is made with these tensors; None: with an error."""
-        if not self._open or batch is None or all(item.compressor is None for item in batch.items):
+        """A ``sync`` or ``push`` of these tensors is made; None: with an error."""
+        if not self._open or batch is None:
+            return
+        specs = [item.strategy.compressor for item in batch.items if item.compressor is not None]
+        spec = next((spec for spec in specs if kind_of(spec) in POOR_UNDER_ADAM), None)
+        if spec is None:
             return
         self._open = False
-        also = self._kind in POOR_UNDER_MOMENTUM
+        also = kind_of(spec) in POOR_UNDER_MOMENTUM and not self._adam
         warn_of(
-            "AdamW or SGD with momentum" if also else "AdamW",
-            self._spec,
+            f"compressor {spec!r}",
+            "AdamW or SGD with momentum" if also else "AdamW and others that divide by a root of second moments",
             f"espresso_mpi.optim.OnebitAdam{' or MomentumSGD' if also else ''}, or ",
-            f"; with {'plain SGD' if also else 'SGD'}, session.judge_for('sgd') omits this line",
+            "" if self._adam else "; with another optimizer, session.judge_for(None) before omits this line",
         )
 
 
-def warn_of(optimizer: str, spec: str, instead: str, more: str = "") -> None:
-    """Say which optimizer and compressor do not go together, and what to use.
+def kind_of(spec: str) -> str:
+    """The method of a spec."""
+    return spec.partition(":")[0]
+
+
+def warn_of(what: str, optimizer: str, instead: str, more: str = "") -> None:
+    """Say which compressor and optimizer do not go together, and what to use.
 
     Args:
+        what: the line begins with it.
         instead: optimizers to take, with what follows them in the sentence; may be empty.
-        more: what the line ends with.
+        more: the line ends with it.
     """
     _LOG.warning(
-        "%s with compressor %r: under this optimizer, gradients compressed like this ended more than 1 %% above the "
-        "loss of fp32; use %scompressor='int8' or 'int4' (docs/choosing.md)%s",
-        optimizer, spec, instead, more,
+        "%s: under %s, gradients compressed like this ended more than 1 %% above the loss of fp32; use "
+        "%scompressor='int8' or 'int4' (docs/choosing.md)%s",
+        what, optimizer, instead, more,
     )  # fmt: skip

@@ -40,8 +40,8 @@ class Planning(SessionBase):
     def __init__(self, comm: Any, options: Options, note: Callable[[], Mapping[str, Any]]) -> None:
         self._tuner: Tuner | None = None
         super().__init__(comm, options, note)
-        self._advice = Advice(self.compressor, silent=self.rank > 0 or self.topology.size == 1)
         tuning = options.tuning
+        self._advice = Advice(silent=tuning is not None or self.rank > 0 or self.topology.size == 1)
         if tuning is not None and self._transport.topology.size > 1:  # alone there is nothing to choose
             self._clock = StepClock(max(16, tuning.steps))
             self._tuner = Tuner(self._transport, tuning, self._together, lambda: self._options, self._adopt)
@@ -210,13 +210,14 @@ class Planning(SessionBase):
 
         Adapters for torch call it, and optimizers that synchronise by themselves. With ``plan="auto"``, and if
         ``Tuning.optimizer`` does not say it, the session judges compressors for another rule than ``"adam"`` only if
-        all ranks name it before it plans. With a compressor such as ``onebit``, a session that is not told warns once
-        that gradients in few bits do not train with AdamW and momentum.
+        all ranks name it before it plans. Sessions and plans with a compressor such as ``onebit`` warn once, in the
+        first ``sync`` or ``push``, that gradients in few bits do not train with AdamW and momentum. They do not if they
+        are told anything but ``"adam"`` before.
 
         Args:
             rule: ``"adam"`` for optimizers that divide by a root of second moments; ``"sgd"``, with momentum or
                 without it; ``"adam-momentum"`` and ``"sgd-momentum"`` for the same if the messages are momenta. None:
-                the caller will find out, or has messages of another kind.
+                another one, or other messages.
 
         Raises:
             ConfigError: the rule is none of these.
@@ -227,7 +228,7 @@ class Planning(SessionBase):
         """
         if rule not in (*(known := get_args(OptimizerRule)), None):
             raise ConfigError(f"judge_for: rule={rule!r}; expected {' or '.join(map(repr, known))}")
-        self._advice.omit()
+        self._advice.told(rule)
         if self._tuner is not None and self._tuner.fidelity.rule is None:
             self._tuner.fidelity.rule = rule
 

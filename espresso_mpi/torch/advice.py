@@ -11,7 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..options import POOR_UNDER_ADAM, POOR_UNDER_MOMENTUM
 from ..session import Session
-from ..sessions.advice import warn_of
+from ..sessions.advice import kind_of, warn_of
 
 _DIVIDING = (
     torch.optim.Adam, torch.optim.NAdam, torch.optim.RAdam, torch.optim.Adamax, torch.optim.Adagrad,
@@ -29,7 +29,7 @@ def watch(session: Session, parameters: Iterable[torch.Tensor], sharded: bool = 
     """
     session.judge_for(None)
     spec = session.compressor or "none"
-    kind = spec.partition(":")[0]
+    kind = kind_of(spec)
     poor = kind in (*POOR_UNDER_ADAM, *POOR_UNDER_MOMENTUM) and session.rank == 0
     if session.topology.size == 1 or not (poor or session.planning):
         return
@@ -45,7 +45,8 @@ def watch(session: Session, parameters: Iterable[torch.Tensor], sharded: bool = 
             session.judge_for("sgd")
         better = _better(optimizer, kind) if poor else None
         if better is not None:
-            warn_of(type(optimizer).__name__, spec, "" if sharded else f"espresso_mpi.torch.{better}, or ")
+            what = f"{type(optimizer).__name__} with compressor {spec!r}"
+            warn_of(what, "this optimizer", "" if sharded else f"espresso_mpi.torch.{better}, or ")
 
     weakref.finalize(session, register_optimizer_step_pre_hook(look).remove)
 

@@ -52,3 +52,4 @@ def test_an_example_runs(printed, name, arguments, needs):
     text = texts.get((name, arguments))
     assert text is not None, f"it failed, or one before it:\n{output}"
     assert "loss" in text or "accuracy" in text, text
+    assert "1 % above" not in text, "a compressor that does not go with the optimizer"

@@ -95,10 +95,17 @@ def _methods(route: Route) -> tuple[str, ...]:
     return ("onebit", "topk:ratio=0.1", "int8")
 
 
+def _omit_advice(*sessions: Session) -> None:
+    """No optimizer uses the means."""
+    for session in sessions:
+        session.judge_for(None)
+
+
 def _unlike(world: Any, cupy: Any, name: str, method: str, n: int, nodes: list[list[int]]) -> int:
     options: dict[str, Any] = {"compressor": method, "nodes": nodes}
     count = 0
     with Session(route=name, **options) as host, Session(route=Route.parse(name).on("gpu"), **options) as gpu:
+        _omit_advice(host, gpu)
         for step in range(2):
             values = np.random.default_rng([world.rank, step]).standard_normal(n).astype(np.float32)
             there = cupy.asarray(values)
@@ -123,9 +130,11 @@ def two_sessions(world: Any, cupy: Any) -> int:
     alone: list[list[np.ndarray]] = [[], []]
     for arrays, out in zip(data, alone):
         with Session(compressor=spec) as session:
+            _omit_advice(session)
             run(session, arrays, out)
     together: list[list[np.ndarray]] = [[], []]
     with Session(compressor=spec) as first, Session(compressor=spec) as second:
+        _omit_advice(first, second)
         threads = [threading.Thread(target=run, args=given) for given in zip((first, second), data, together)]
         for thread in threads:
             thread.start()
@@ -193,6 +202,7 @@ def overlap(world: Any, cupy: Any, method: str) -> dict[str, Any]:
             after(k)
 
     with Session(compressor=method) as session:
+        _omit_advice(session)
 
         def synced() -> None:
             session.sync({str(k): g for k, g in enumerate(gradients)})
@@ -226,6 +236,7 @@ def times(world: Any, cupy: Any, method: str) -> Iterator[dict[str, Any]]:
         values = np.random.default_rng(world.rank).standard_normal(nbytes // 4).astype(np.float32)
         there = cupy.asarray(values)
         with Session(compressor=method, min_bytes=0) as gpu, Session(compressor=method, min_bytes=0) as host:
+            _omit_advice(gpu, host)
             on_gpu = _least(world, cupy, lambda gpu=gpu, there=there: gpu.sync(there))  # type: ignore[misc]
             on_host = _least(world, cupy, lambda host=host, values=values: host.sync(values))  # type: ignore[misc]
         yield {"method": method, "nbytes": nbytes, "gpu_s": on_gpu, "host_s": on_host}

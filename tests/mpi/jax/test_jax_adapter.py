@@ -133,7 +133,7 @@ def test_demo_is_a_chain_of_optax(world, open_session, adapter):
 
 SHAPES = {"b": (9,), "empty": (0,), "w": (40, 70)}
 WARMUP = {"warmup": 3, "warmup_compressor": "int8"}
-ROUNDS = {"warmup": 4, "kappa": 2, "double_every": 3, "longest": 4, "warmup_compressor": "int8"}
+ROUNDS = {"warmup": 4, "kappa": 2, "double_every": 3, "longest": 4, "warmup_compressor": "int8", "update_clip": 0.3}
 """0/1 Adam: the steps 1, 2 and 4 update the variance, 3 and 5 to 7 send momenta, from 8 on there are local steps."""
 
 DILOCO = {

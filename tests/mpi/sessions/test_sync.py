@@ -12,7 +12,7 @@ from espresso_mpi import optim
 from espresso_mpi.bench.reference import synchronised
 from espresso_mpi.compressors import get
 from espresso_mpi.errors import ConfigError, GradientError, MismatchError, RemoteError
-from espresso_mpi.types import Route
+from espresso_mpi.types import Plan, Route, Strategy
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(300)]
 
@@ -192,17 +192,19 @@ def test_without_feedback_nothing_is_kept(world, open_session):
 # --- advice -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", ["onebit", "int2", "int8", "small tensors", "told", "momenta"])
+@pytest.mark.parametrize("case", ["onebit", "int2", "int8", "small tensors", "told", "momenta", "adam", "plan"])
 def test_a_loop_with_a_compressor_that_does_not_train_under_adamw_is_told_once(world, open_session, caplog, case):
     small = 20_000 if case == "small tensors" else 0
-    session = open_session(compressor=case if case.startswith(("onebit", "int")) else "onebit", min_bytes=small)
+    plan = Plan(default=Strategy("onebit", "flat-allgather")) if case == "plan" else None
+    compressor = {"int2": "int2", "int8": "int8", "plan": "none"}.get(case, "onebit")
+    session = open_session(compressor=compressor, min_bytes=small, plan=plan)
     params = {"w": np.ones(4000, np.float32)}
-    if case == "told":
-        session.judge_for("sgd")
+    if case in ("told", "adam"):
+        session.judge_for("adam" if case == "adam" else None)
     step = optim.MomentumSGD(params, session).step if case == "momenta" else session.sync
     for _ in range(2):
         step({"w": np.ones_like(params["w"])})
         session.push("w", np.ones_like(params["w"])).wait()
     found = [text for record in caplog.records if "1 % above" in (text := record.getMessage())]
-    assert len(found) == (case in ("onebit", "int2") and world.rank == 0 < world.size - 1)
-    assert all("AdamW" in text and ("MomentumSGD" in text) == (case == "onebit") for text in found)
+    assert len(found) == (case in ("onebit", "int2", "adam", "plan") and world.rank == 0 < world.size - 1)
+    assert all("AdamW" in text and ("MomentumSGD" in text) == (case in ("onebit", "plan")) for text in found)
