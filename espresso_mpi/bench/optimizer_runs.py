@@ -28,6 +28,8 @@ RATES = {
     "onebit-adam": 1e-3,
     "onebit-lamb": 1e-2,
     "zero-one-adam": 1e-3,
+    "clipped-onebit-adam": 1e-3,
+    "clipped-zero-one-adam": 1e-3,
     "momentum-sgd": 0.003,
     "diloco": 1e-3,
     "muloco": 3e-3,

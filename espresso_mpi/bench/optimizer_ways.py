@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from espresso_mpi.session import Session
@@ -33,6 +34,9 @@ _TIMED = 4
 
 MOMENTUM = 0.9
 """Of SGD."""
+
+CLIP = 1.0
+"""``update_clip`` of ``clipped-onebit-adam`` and ``clipped-zero-one-adam``."""
 
 EVERY = 15
 """Local steps of those of ``LOCAL`` between two averages: few, because runs are short."""
@@ -64,6 +68,8 @@ BASES = {
     "onebit-adam": "adamw",
     "onebit-lamb": "adamw",
     "zero-one-adam": "adamw",
+    "clipped-onebit-adam": "adamw",
+    "clipped-zero-one-adam": "adamw",
     "momentum-sgd": "sgd",
     "diloco": "adamw",
     "streaming": "adamw",
@@ -80,6 +86,8 @@ OWN = {
     "onebit-adam": "onebit",
     "onebit-lamb": "onebit",
     "zero-one-adam": "onebit",
+    "clipped-onebit-adam": "onebit",
+    "clipped-zero-one-adam": "onebit",
     "momentum-sgd": "onebit",
     "diloco": "int4",
     "streaming": "int4",
@@ -202,13 +210,21 @@ class _Clan(_Gradients):
         self._clan.step(self._session.sync(grads))
 
 
-def _onebit_adam(params: dict[str, Any], session: Session, phases: Phases) -> OnebitAdam:
-    return OnebitAdam(params, session, warmup=phases.dense, warmup_compressor=phases.warmup)
+def _onebit_adam(
+    params: dict[str, Any], session: Session, phases: Phases, update_clip: float | None = None
+) -> OnebitAdam:
+    return OnebitAdam(
+        params, session, warmup=phases.dense, warmup_compressor=phases.warmup, update_clip=update_clip
+    )  # fmt: skip
 
 
-def _zero_one_adam(params: dict[str, Any], session: Session, phases: Phases) -> ZeroOneAdam:
+def _zero_one_adam(
+    params: dict[str, Any], session: Session, phases: Phases, update_clip: float | None = None
+) -> ZeroOneAdam:
     every = max(1, -(-(phases.steps - phases.dense) // INTERVALS))
-    return ZeroOneAdam(params, session, warmup=phases.dense, double_every=every, warmup_compressor=RARE)
+    return ZeroOneAdam(
+        params, session, warmup=phases.dense, double_every=every, warmup_compressor=RARE, update_clip=update_clip
+    )
 
 
 def _momentum_sgd(params: dict[str, Any], session: Session, phases: Phases) -> MomentumSGD:
@@ -223,10 +239,12 @@ def _onebit_lamb(params: dict[str, Any], session: Session, phases: Phases) -> On
     return OnebitLamb(params, session, warmup=phases.dense, warmup_compressor=phases.warmup)
 
 
-_OWN = {
+_OWN: dict[str, Callable[..., Any]] = {
     "onebit-lamb": _onebit_lamb,
     "onebit-adam": _onebit_adam,
     "zero-one-adam": _zero_one_adam,
+    "clipped-onebit-adam": partial(_onebit_adam, update_clip=CLIP),
+    "clipped-zero-one-adam": partial(_zero_one_adam, update_clip=CLIP),
     "momentum-sgd": _momentum_sgd,
     "demo": _demo,
 }

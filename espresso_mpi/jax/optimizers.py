@@ -62,7 +62,7 @@ def scale_by_onebit_adam(
     eps: float = 1e-8,
     warmup: int | str = "auto",
     warmup_compressor: str = "none",
-    update_clip: float | None = 1.0,
+    update_clip: float | None = None,
 ) -> Any:
     """1-bit Adam (``espresso_mpi.optim.OnebitAdam``) in the place of ``optax.scale_by_adam``.
 
@@ -75,7 +75,7 @@ def scale_by_onebit_adam(
         warmup: number of first updates, which are Adam's. With ``"auto"``, they end as those of ``OnebitAdam``, and the
             update in which they did is ``frozen_at`` of the state.
         warmup_compressor: spec of the compressor of gradients in the warm-up, with error feedback.
-        update_clip: the largest element of an update after the warm-up; None: no limit. See ``OnebitAdam``.
+        update_clip: as for ``OnebitAdam``.
 
     Raises:
         ConfigError: optax is missing, an argument is not valid, the session would skip values that are not finite, or

@@ -84,7 +84,7 @@ def zero_one_adam(
     double_every: int | None = None,
     longest: int = 16,
     warmup_compressor: str = "none",
-    update_clip: float | None = 1.0,
+    update_clip: float | None = None,
 ) -> Any:
     """0/1 Adam (``espresso_mpi.optim.ZeroOneAdam``; Lu et al., ICLR 2023), a whole optimizer for optax.
 

@@ -146,10 +146,10 @@ class OnebitAdam(SynchronisedOptimizer):
     everywhere, so this adaptivity is lost with them. 1-bit Adam begins as AdamW on uncompressed gradients. After this
     warm-up, v is constant, and the ranks synchronise their momenta by the session, with error feedback::
 
-        mᵢ = β₁ m + (1 - β₁) gᵢ;  m ← mean of C(mᵢ + residualᵢ);  x ← x - η (clip(m̂/(√v̂ + ε)) + λ x)
+        mᵢ = β₁ m + (1 - β₁) gᵢ;  m ← mean of C(mᵢ + residualᵢ);  x ← x - η (m̂/(√v̂ + ε) + λ x)
 
-    The paper does not clip. In Adam, an element of m̂/√v̂ is rarely above 1 (Kingma and Ba, 2015, section 2.1). With a v
-    that stays, it can grow without a limit where the gradients of the warm-up were small.
+    In Adam, an element of m̂/√v̂ is rarely above 1 (Kingma and Ba, 2015, section 2.1). With a v that stays, it has no
+    limit; ``update_clip`` sets one.
 
     Args:
         params, session, lr, betas, eps, weight_decay: see ``rules.SynchronisedOptimizer``.
@@ -158,8 +158,9 @@ class OnebitAdam(SynchronisedOptimizer):
             4 % larger than it was 1/(1 - β₂) steps before. For β₂ = 0.999, this takes at least 1000 steps.
         warmup_compressor: spec of the compressor of gradients in the warm-up, with error feedback. ``"int8"`` sends a
             quarter of the bytes, and trains like uncompressed gradients under AdamW (docs/compressors.md).
-        update_clip: the largest element of m̂/(√v̂ + ε) after the warm-up; None: no limit, as in the paper. Without it,
-            the loss of single runs rose after the warm-up (docs/optimizers.md).
+        update_clip: the largest magnitude of an element of m̂/(√v̂ + ε) after the warm-up; None: no limit, as in the
+            paper. 1 is for ``onebit``: without it, the loss of single runs rose after the warm-up. It harms where few
+            elements of a message are not zero, as with ``int2`` and ``topk`` (docs/optimizers.md).
 
     Example:
         >>> params = {"w": np.ones((64, 128), np.float32)}
@@ -182,7 +183,7 @@ class OnebitAdam(SynchronisedOptimizer):
         weight_decay: float = 0.01,
         warmup: int | str = "auto",
         warmup_compressor: str = "none",
-        update_clip: float | None = 1.0,
+        update_clip: float | None = None,
     ) -> None:
         settings = AdamSettings.checked("OnebitAdam", lr, betas, eps, weight_decay)
         super().__init__(params, OnebitRule(session, warmup, warmup_compressor, update_clip), settings)

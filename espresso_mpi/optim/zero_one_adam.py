@@ -278,13 +278,13 @@ class ZeroOneAdam(SynchronisedOptimizer):
     steps, the ranks synchronise their momenta by the session, as in ``OnebitAdam``. After the warm-up, the interval
     between these doubles from time to time. In the steps between, each rank moves along its own momentum::
 
-        mᵢ ← β₁ mᵢ + (1 - β₁) gᵢ;  uᵢ ← uᵢ + η mᵢ;  xᵢ ← xᵢ - η clip(mᵢ/(√v̂ + ε))
+        mᵢ ← β₁ mᵢ + (1 - β₁) gᵢ;  uᵢ ← uᵢ + η mᵢ;  xᵢ ← xᵢ - η mᵢ/(√v̂ + ε)
         in a synchronisation after steps of the rates η₁ … ηₖ, which began at x₀:
-        m ← mean of C(uᵢ/Σηₕ + residualᵢ);  x ← x₀ - Σηₕ clip(m/(√v̂ + ε));  u ← 0
+        m ← mean of C(uᵢ/Σηₕ + residualᵢ);  x ← x₀ - Σηₕ m/(√v̂ + ε);  u ← 0
 
-    This is algorithm 1 of the paper with decoupled weight decay, with bias correction of m and v, with the clipping of
-    ``OnebitAdam``, and in two details as in the authors' program (DeepSpeed): a step that updates v takes the momentum
-    from the mean gradient, too; and the residuals are those of momenta, so they do not depend on the learning rate.
+    This is algorithm 1 of the paper with decoupled weight decay, with bias correction of m and v, and in two details as
+    in the authors' program (DeepSpeed): a step that updates v takes the momentum from the mean gradient, too; and the
+    residuals are those of momenta, so they do not depend on the learning rate.
 
     The parameters of the ranks are equal to the bit after each synchronisation, and differ between local steps.
     ``average`` makes them equal, for validation and at the end. If a gradient is not finite in a local step, the rank
@@ -299,7 +299,8 @@ class ZeroOneAdam(SynchronisedOptimizer):
             takes the number in which the learning rate halves. With None, all steps synchronise.
         longest: the longest interval.
         warmup_compressor: spec of the compressor of the gradients that update v, with error feedback.
-        update_clip: the largest element of m/(√v̂ + ε), except where v is updated; see ``OnebitAdam``.
+        update_clip: the largest magnitude of an element of m/(√v̂ + ε), but for steps that update v; see
+            ``OnebitAdam``.
 
     Example:
         >>> params = {"w": np.ones((64, 128), np.float32)}
@@ -328,7 +329,7 @@ class ZeroOneAdam(SynchronisedOptimizer):
         double_every: int | None = None,
         longest: int = 16,
         warmup_compressor: str = "none",
-        update_clip: float | None = 1.0,
+        update_clip: float | None = None,
     ) -> None:
         settings = AdamSettings.checked("ZeroOneAdam", lr, betas, eps, weight_decay)
         policy = Policy.checked("ZeroOneAdam", warmup, kappa, double_every, longest)

@@ -40,7 +40,7 @@ class OnebitAdam(SynchronisedOptimizer):
         weight_decay: float = 0.01,
         warmup: int | str = "auto",
         warmup_compressor: str = "none",
-        update_clip: float | None = 1.0,
+        update_clip: float | None = None,
     ) -> None:
         rule = OnebitRule(session, warmup, warmup_compressor, update_clip)
         super().__init__(params, rule, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay)

@@ -46,7 +46,7 @@ class ZeroOneAdam(SynchronisedOptimizer):
         double_every: int | None = None,
         longest: int = 16,
         warmup_compressor: str = "none",
-        update_clip: float | None = 1.0,
+        update_clip: float | None = None,
     ) -> None:
         policy = Policy.checked("ZeroOneAdam", warmup, kappa, double_every, longest)
         self._zero_one = ZeroOneRule(session, policy, warmup_compressor, update_clip)
