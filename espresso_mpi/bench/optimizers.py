@@ -54,8 +54,7 @@ def main(
         without_feedback: comma list of those to train once more, with what they lose dropped; "" for none of them.
         optimizer: comma list of "adamw", "muon" and "demo"; "sgd" and "momentum-sgd", which have a momentum of 0.9;
             "onebit-adam", "onebit-lamb", "zero-one-adam", "diloco", "muloco" and "sparseloco", which begin with a fifth
-            of the steps on gradients, or some of them; "clipped-onebit-adam", "clipped-zero-one-adam". "demo" and
-            "sparseloco" have the error feedback of their papers.
+            of the steps on gradients, or some of them. "demo" and "sparseloco" have the error feedback of their papers.
         lr: comma list of peak learning rates, of every optimizer named; default: ``optimizer_runs.RATES``.
         seeds: comma list of seeds of weights, batches and stochastic compressors.
         steps: training steps of each run.
