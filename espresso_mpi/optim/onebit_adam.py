@@ -159,8 +159,8 @@ class OnebitAdam(SynchronisedOptimizer):
         warmup_compressor: spec of the compressor of gradients in the warm-up, with error feedback. ``"int8"`` sends a
             quarter of the bytes, and trains like uncompressed gradients under AdamW (docs/compressors.md).
         update_clip: the largest magnitude of an element of m̂/(√v̂ + ε) after the warm-up; None: no limit, as in the
-            paper. 1 is for ``onebit``: without it, the loss of single runs rose after the warm-up. It harms where few
-            elements of a message are not zero, as with ``int2`` and ``topk`` (docs/optimizers.md).
+            paper. 1 is for ``onebit``: without it, the loss of single runs rose after the warm-up. It can harm where
+            most elements of a message are zero, as with ``int2`` (docs/optimizers.md).
 
     Example:
         >>> params = {"w": np.ones((64, 128), np.float32)}
