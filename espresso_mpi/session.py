@@ -242,9 +242,7 @@ class Session(Planning, Checkpoints, Collectives, Memory):
     def _pending_call(
         self, key: CallKey, given: Any, flat: Flat, title: str, priority: float | None = None
     ) -> PendingCall:
-        call = self._intake.pending_call(key, given, flat, title, priority, lambda: self._options, self._watch)
-        self._advice.look(call.batch)
-        return call
+        return self._intake.pending_call(key, given, flat, title, priority, lambda: self._options, self._watch)
 
     # --- seeing what happens ------------------------------------------------------------------------------------------
 

@@ -46,13 +46,16 @@ class _Taken(NamedTuple):
 class Intake:
     """Makes pending calls; holds the claimed memory of callers, and what is known about their tensors.
 
+    Args:
+        prepared: called with every batch of ``sync`` and ``push`` once, when it is prepared.
+
     Attributes:
         batches: cache of the prepared batches.
         claims: the claimed memory.
     """
 
-    def __init__(self, topology: Topology) -> None:
-        self._topology = topology
+    def __init__(self, topology: Topology, prepared: Callable[[Batch], None] = lambda batch: None) -> None:
+        self._topology, self._prepared = topology, prepared
         self.batches = Batches()
         self.claims, self._copies, self._lost = guard.Claims(), False, False
         self._gpu: int | None = None
@@ -222,13 +225,17 @@ class Intake:
         self, key: CallKey, specs: tuple[TensorSpec, ...], options: Options
     ) -> tuple[Batch | None, EspressoError | None]:
         """The batch of a call, or the error why there is none."""
-        topology, alone = self._topology, key[0] == "sync"
         try:
-            return self.batches.find(key, specs, lambda new: batch_of(new, options, topology, alone)), None
+            return self.batches.find(key, specs, lambda new: self._new_batch(new, options, key[0] == "sync")), None
         except EspressoError as error:
             return None, error
         except Exception as error:  # a compressor of the user's own may raise anything
             return None, GradientError(f"grads: cannot be synchronised: {type(error).__name__}: {error}")
+
+    def _new_batch(self, specs: tuple[TensorSpec, ...], options: Options, alone: bool) -> Batch:
+        batch = batch_of(specs, options, self._topology, alone)
+        self._prepared(batch)
+        return batch
 
 
 def checked_name(name: Any) -> str:

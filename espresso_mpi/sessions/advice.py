@@ -30,9 +30,9 @@ class Advice:
         else:
             self._open = False
 
-    def look(self, batch: Batch | None) -> None:
-        """A ``sync`` or ``push`` of these tensors is made; None: with an error."""
-        if not self._open or batch is None:
+    def look(self, batch: Batch) -> None:
+        """These tensors come for the first time, in a ``sync`` or ``push``."""
+        if not self._open:
             return
         specs = [item.strategy.compressor for item in batch.items if item.compressor is not None]
         spec = next((spec for spec in specs if kind_of(spec) in POOR_UNDER_ADAM), None)

@@ -26,6 +26,7 @@ from ..files.compiled import announce
 from ..options import Options
 from ..state.store import SyncState
 from ..tracing.recording import Recorder
+from .advice import Advice
 
 _LOG = logging.getLogger("espresso_mpi")
 
@@ -52,7 +53,8 @@ class SessionBase:
         self._step, self._seconds, self._warned = 0, 0.0, False
         self._clock: StepClock | None = None
         self._pending = guard.Pending()
-        self._intake = Intake(self._transport.topology)
+        self._advice = Advice(silent=self.topology.size == 1 or self.rank > 0 or options.tuning is not None)
+        self._intake = Intake(self._transport.topology, self._advice.look)
         self._recorder = Recorder()
         self._engine = Engine(self._transport, options, SyncState(), self._recorder)
         self._transport.register_calls(self._engine.unfinished)

@@ -24,7 +24,6 @@ from ..state.store import SyncState
 from ..tracing.trace_file import refuse_unwritable
 from ..tuning import OptimizerRule
 from ..types import Plan, Strategy, TensorSpec
-from .advice import Advice
 from .base import SessionBase
 
 if TYPE_CHECKING:
@@ -41,7 +40,6 @@ class Planning(SessionBase):
         self._tuner: Tuner | None = None
         super().__init__(comm, options, note)
         tuning = options.tuning
-        self._advice = Advice(silent=tuning is not None or self.rank > 0 or self.topology.size == 1)
         if tuning is not None and self._transport.topology.size > 1:  # alone there is nothing to choose
             self._clock = StepClock(max(16, tuning.steps))
             self._tuner = Tuner(self._transport, tuning, self._together, lambda: self._options, self._adopt)
