@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import median
 
 from ..types import Plan
 from .tried import COUNTED, Trial, Tried
@@ -15,7 +16,8 @@ _FINALISTS = 3
 _HOPELESS = 1.5
 """A plan is not tried if its predicted step is this many times the shortest predicted one: the model errs, but less.
 Nor is it tried any further if its first step, without what preparing takes, is this many times the shortest median; nor
-one without compression, if what the dense steps before could not hide is."""
+one without compression, if what the dense steps before could not hide is; nor one with larger payloads than another one
+that is, where the quickest has smaller payloads."""
 
 _PERHAPS = 2.0
 """Dense steps may be the quickest if little is known of them but that they take at most this many times as long."""
@@ -205,7 +207,8 @@ class Trials:
         """Whether a dense plan may be among the quickest, and has no step to tell, nor had dense steps before."""
         if not 0 < self._spent.dense_at_most <= _PERHAPS * self.quickest < math.inf:
             return False
-        return not any(one.times or one.refused for one in self._tried if not compresses(one.plan))
+        dense = [one for one in self._tried if not compresses(one.plan)]
+        return not any(one.times or one.refused or self._is_too_large(one) for one in dense)
 
     def _tries(self, one: Tried) -> Generator[Plan, float, None]:
         """A turn of a new plan. If it is somewhat quicker than the others, it and the best of them have another one."""
@@ -240,11 +243,16 @@ class Trials:
         return max(0, min(_LONGEST_PAUSE, math.ceil(missing / best)))
 
     def _expected(self, one: Tried) -> float:
-        """What a turn of a plan is known to cost. That of one that was never tried may be 0."""
+        """What a turn of a plan is expected to cost. That of one that was never tried may be 0.
+
+        If its payloads are larger than those of the quickest, it can wait until preparing it is within the share, too.
+        """
         if one.times:
             return (1 + COUNTED) * max(0.0, one.seconds - self.quickest)
         dense = self._spent.dense if self._spent.dense < math.inf else self._spent.dense_at_most
-        return 0.0 if compresses(one.plan) else max(0.0, dense - self.quickest)
+        longer = 0.0 if compresses(one.plan) else max(0.0, dense - self.quickest)
+        known = [other.preparing for other in self._tried if other.times and len(other.first) > other.given[0]]
+        return longer + (max(0.0, median(known)) if known and self._bytes_of(one) > self._quickest_bytes else 0.0)
 
     def _compare(self, going: list[Tried], share: float) -> Generator[Plan, float, None]:
         """Turns of the finalists until they can be told apart, or until so much of the budget is spent."""
@@ -276,12 +284,12 @@ class Trials:
     def _promises(self, one: Tried) -> bool:
         """Whether a plan is worth a turn.
 
-        Dense plans are not if the dense steps before the trials were far too long. A plan is not if it is far too long
-        with pushes at another time. A plan with one compressor is not if the fixed ways with this compressor are far
-        behind.
+        Dense plans are not if the dense steps before the trials were far too long. A plan is not if one with payloads
+        of at most its size is far too long for its payloads, nor if it is far too long with pushes at another time. A
+        plan with one compressor is not if the fixed ways with this compressor are far behind.
         """
         best = min(other.seconds for other in self._tried)
-        if not compresses(one.plan) and self._spent.exposed > _HOPELESS * best:
+        if self._is_too_large(one) or (not compresses(one.plan) and self._spent.exposed > _HOPELESS * best):
             return False
         twins = [other.seconds for other in self._tried if other.times and _twins(one.plan, other.plan)]
         if twins and max(twins) > _HOPELESS * best:
@@ -326,9 +334,24 @@ class Trials:
 
     def _is_smaller(self, one: Tried) -> bool:
         """Whether its payloads are known to be smaller than those of the quickest plan so far."""
-        quickest = min(self._tried, key=lambda other: other.least)
-        here, there = (self._payload_bytes.get(tried.plan.digest, math.nan) for tried in (one, quickest))
-        return here < there
+        return self._bytes_of(one) < self._quickest_bytes
+
+    def _is_too_large(self, one: Tried) -> bool:
+        """Whether messages explain that a plan with payloads of at most its size is far behind the quickest."""
+        limit = _HOPELESS * min((other.seconds for other in self._tried), default=math.inf)
+        return any(
+            other.times and other.least > limit and self._quickest_bytes < self._bytes_of(other) <= self._bytes_of(one)
+            for other in self._tried
+        )
+
+    def _bytes_of(self, one: Tried) -> float:
+        """Of its payloads in a step; NaN if they are not known."""
+        return self._payload_bytes.get(one.plan.digest, math.nan)
+
+    @property
+    def _quickest_bytes(self) -> float:
+        """Those of the quickest plan so far."""
+        return self._bytes_of(min(self._tried, key=lambda other: other.least))
 
     def _finalists(self) -> list[Tried]:
         """The quickest plans, and the quickest without compression.

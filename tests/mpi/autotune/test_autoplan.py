@@ -82,7 +82,7 @@ def test_a_session_watches_plans_and_goes_on_by_the_plan(world, open_session):
     if SIZE == 1:
         pytest.skip("alone there is nothing to choose")
     train(open_session(), world.rank, 1)  # what compiles would make the first step long, and compress those after it
-    tuning = Tuning(budget=600, **HURRY)  # where kernels are compiled, half of a minute can go before the model is asked
+    tuning = Tuning(budget=600, **HURRY)  # compiling kernels can spend half of a minute
     session = open_session(plan="auto", compressors=["fp16"], tuning=tuning)
     before = train(session, world.rank, 4)
     assert session.plan is None and session.planning  # the first step has no begin, three are timed

@@ -106,7 +106,41 @@ def test_a_first_step_that_compiles_is_not_held_against_smaller_payloads():
         [], lengths, 5.0, fixed=[small, large, dense, watched], spent=spent, payload_bytes=nbytes
     )
     assert names.count("small") > 1 and name_of(trials.results()[0].plan) == "small"
-    assert names.count("large") == names.count("dense") == 1, "their payloads are larger than those of the quickest"
+    assert not {"large", "dense"} & {*names}, "their payloads are larger than those of a plan that is far behind"
+
+
+def payload_cases(lengths, **given):
+    """The names of the plans of all steps, with the seconds until each; the first step of a plan takes one more."""
+    plans = [candidate("int4"), candidate("int8"), candidate("fp16"), candidate("dense", DENSE)]
+    trials = Trials(
+        plans, 400, payload_bytes={plan.digest: 2.0**size for size, plan in enumerate(plans)}, **given
+    )  # fmt: skip
+    now, found, known = 0.0, [], set()
+    while not trials.ended:
+        name, steps = name_of(trials.current), max(1, trials.pause)
+        found.append((name, now))
+        now += lengths[name] * steps + (name not in known)
+        trials.step_ended(lengths[name] + (name not in known))
+        known.add(name)
+    return found
+
+
+def test_what_has_larger_payloads_than_a_plan_that_is_far_too_long_for_its_own_is_not_tried():
+    lengths = {"int4": 0.5, "int8": 0.8, "fp16": 1.4, "dense": 2.6}
+    assert {name for name, _ in payload_cases(lengths)} == {"int4", "int8"}
+    near = {"int4": 0.5, "int8": 0.6, "fp16": 0.7, "dense": 0.4}
+    assert {name for name, _ in payload_cases(near)} == {*near}, "messages are not what takes long"
+    faster = {"int4": 0.8, "int8": 0.5, "fp16": 0.6, "dense": 0.55}
+    assert {name for name, _ in payload_cases(faster)} == {*faster}, "encodes are what takes long"
+
+
+def test_what_can_wait_is_prepared_when_that_is_within_the_share():
+    lengths = dict.fromkeys(("int4", "int8", "fp16", "dense"), 0.1)
+    first = {}
+    for name, now in reversed(payload_cases(lengths, share=0.05)):
+        first[name] = now
+    assert first["int4"] == 0.0
+    assert all(first[name] > (number + 1) / 0.05 - 2 for number, name in enumerate(("int8", "fp16", "dense"), 1))
 
 
 @pytest.mark.parametrize("disturbed", [1, 4, 5, 7])
