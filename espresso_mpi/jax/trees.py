@@ -18,6 +18,9 @@ from .primitive import Site, averaged
 
 _LOG = logging.getLogger("espresso_mpi")
 
+_ROW = 1 << 20
+"""Exponents whose sum is an int32."""
+
 
 def averaged_tree(grads: Any, session: Session, ordered: bool, after: Any, dense: GradientMeans | None = None) -> Any:
     """The means of arrays in any tree, as of ``sync``; with ``after``, and the next token.
@@ -129,11 +132,17 @@ def difference(tree: Any, other: Any) -> Any:
 def typical_variances(variances: Any) -> Any:
     """What counts as v where v is zero, a float32 for each parameter: as of ``espresso_mpi.optim.zero_variance``."""
     leaves, tree = jax.tree_util.tree_flatten(variances)
-    exponents = [jnp.where(v > 0, jnp.frexp(v)[1], 0).astype(jnp.float32).sum() for v in leaves]
-    counts = [(v > 0).astype(jnp.float32).sum() for v in leaves]
+    exponents = [_total(jnp.where(v > 0, jnp.frexp(v)[1], 0)) for v in leaves]
+    counts = [_total(v > 0) for v in leaves]
     among_all = _typical(sum(counts, jnp.float32(0)), sum(exponents, jnp.float32(0)))
     found = [jnp.where(n > 0, _typical(n, total), among_all) for n, total in zip(counts, exponents)]
     return jax.tree_util.tree_unflatten(tree, found)
+
+
+def _total(values: Any) -> Any:
+    """The sum of small integers, a float32: exact sums of rows, because one of all could exceed an int32."""
+    flat = values.astype(jnp.int32).ravel()
+    return jnp.pad(flat, (0, -flat.size % _ROW)).reshape(-1, _ROW).sum(axis=1).astype(jnp.float32).sum()
 
 
 def _typical(count: Any, total: Any) -> Any:

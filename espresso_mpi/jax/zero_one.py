@@ -131,6 +131,7 @@ class _Step:
         number: of the step, from 1.
         lr: η.
         decays: λ of each parameter.
+        new: whether the gradients count.
     """
 
     grads: Any
@@ -138,6 +139,7 @@ class _Step:
     number: Any
     lr: Any
     decays: Any
+    new: bool = True
 
 
 @dataclass(frozen=True, eq=False)
@@ -166,7 +168,7 @@ class _ZeroOneAdam:
         x = precise(given_params(self.owner, params))
         each_decay = decays(self.owner, self.settings.weight_decay, self.mask, params)
         if average:
-            step = _Step(zeros(params), x, state.count, 0.0, each_decay)
+            step = _Step(zeros(params), x, state.count, 0.0, each_decay, new=False)
             branches = [self._unmoved, self._after_local]
             which = (state.synced_at < state.count).astype(jnp.int32)
         else:
@@ -236,14 +238,16 @@ class _ZeroOneAdam:
 
     def _after_local(self, step: _Step, state: ZeroOneAdamState) -> tuple[Any, ZeroOneAdamState]:
         """The end of local steps, of which this is the last one; for an average, with a learning rate of zero."""
-        first, message, formula = self.settings.betas[0], mean_momentum(jnp.sqrt), from_anchor(jnp.sqrt, jnp.clip)
-        rate = step.lr * unbiased(first, step.number)
+        message, formula = mean_momentum(jnp.sqrt), from_anchor(jnp.sqrt, jnp.clip)
+        first, rest = self.settings.betas[0] if step.new else 1.0, 1 - self.settings.betas[0]
+        rate = step.lr * unbiased(self.settings.betas[0], step.number)
 
         def sent_of(m: Any, u: Any, decay: Any, length: Any, kept: Any, g: Any) -> tuple[Any, ...]:
             shrink = 1 - step.lr * decay
             length, kept = grown(length, kept, rate, shrink)
-            inverse = jnp.where(length > 0, 1 / jnp.where(length > 0, length, 1), 0)
-            return message(g, m, u, first, 1 - first, rate, shrink, inverse), length, kept
+            moved = length > 0  # else the rates were zero, and u has no share of the momentum of this rank
+            numbers_ = jnp.where(moved, rate, 1), jnp.where(moved, shrink, 0), 1 / jnp.where(moved, length, 1)
+            return message(g, m, u, first, rest, *numbers_), length, kept
 
         trees = state.mu, state.moved, step.decays, state.lengths, state.kept
         sent, lengths, kept = mapped(3, sent_of, trees, step.grads)

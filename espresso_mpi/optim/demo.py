@@ -78,7 +78,8 @@ class DeMo(SynchronisedOptimizer):
     Args:
         params, lr, weight_decay: see ``rules.SynchronisedOptimizer``.
         session: a session with ``compressor="dct_topk:…"`` and ``feedback="plain:decay=0.999"``, the β of the paper.
-            Any other kind of feedback is a ConfigError.
+            With ``"auto"``, β is 1, and compressors without feedback have no momentum. Other kinds of feedback are a
+            ConfigError.
         sign: step along the sign of q, as in the experiments of the paper. Otherwise step along q.
 
     Example:

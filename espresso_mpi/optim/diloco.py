@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from ..arrays import buffers
-from ..errors import ConfigError, GradientError, StateError
+from ..errors import ConfigError, StateError
 from .messages import check_session, wait_for
 from .saved import array, entries
 from .settings import count, number
-from .tensors import Tensor, difference, tensors_of
+from .tensors import Tensor, as_before, tensors_of
 from .updates import OUTER, PROGRESS
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ class DiLoCo:
             The parameters: the same containers, unless they hold arrays that cannot be changed (JAX).
 
         Raises:
-            GradientError: ``params`` has others than before.
+            GradientError: ``params`` has others than before, or of other sizes.
             EspressoError: as ``Session.sync``, on every rank. Parameters and anchors have not changed then.
         """
         tensors = self._tensors(params)
@@ -210,10 +210,7 @@ class DiLoCo:
         return [names for names, moved in zip(self._fragments, agreed) if moved]
 
     def _tensors(self, params: Any) -> dict[str, Tensor]:
-        tensors = tensors_of(self._params if params is None else params)
-        if {t.name for t in tensors} != set(self._anchors):
-            what = difference({t.name for t in tensors}, self._anchors)
-            raise GradientError(f"DiLoCo: params {what}; expected the parameters of before")
+        tensors = as_before("DiLoCo", tensors_of(self._params if params is None else params), self._anchors)
         self._params = self._params if params is None else params
         return {t.name: t for t in tensors}
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import numpy as np
 from msgspec import Meta
 
-from .rules import Count, GradientMeans, KeptArray, Rule, Slot, SynchronisedOptimizer, put_momenta
+from .rules import Count, GradientMeans, KeptArray, Rule, Slot, SynchronisedOptimizer, fill_past, put_momenta
 from .settings import AdamSettings, count, update_clip_of
 from .updates import ADAM, FROZEN_ADAM
 from .zero_variance import TypicalVariances
@@ -100,7 +100,9 @@ class OnebitRule(Rule[Counters]):
         self._mean_gradients(slots)
         self._count()
         for slot in slots:
-            s, (first, second) = slot.settings, slot.settings.betas
+            s, (first, second), before = slot.settings, slot.settings.betas, self.counters.steps - 1
+            if slot.new:
+                fill_past(slot, before, before)
             numbers = (first, 1 - first, second, 1 - second, s.lr, *self._scales(s), s.eps, s.weight_decay, 0.0)
             ADAM(slot.tensor.library, (slot.tensor.array, slot.kept["m"], slot.kept["v"], slot.flat), numbers)
 
@@ -148,6 +150,7 @@ class OnebitAdam(SynchronisedOptimizer):
 
         mᵢ = β₁ m + (1 - β₁) gᵢ;  m ← mean of C(mᵢ + residualᵢ);  x ← x - η (m̂/(√v̂ + ε) + λ x)
 
+    Unlike in the paper, the bias of m and v is corrected, and a typical v stands where it is zero (docs/optimizers.md).
     In Adam, an element of m̂/√v̂ is rarely above 1 (Kingma and Ba, 2015, section 2.1). With a v that stays, it has no
     limit; ``update_clip`` sets one.
 

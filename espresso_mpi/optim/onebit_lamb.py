@@ -10,7 +10,7 @@ import numpy as np
 from msgspec import Meta
 
 from ..errors import ConfigError, StateError
-from .rules import Count, GradientMeans, KeptArray, Rule, Slot, SynchronisedOptimizer, put_momenta
+from .rules import Count, GradientMeans, KeptArray, Rule, Slot, SynchronisedOptimizer, fill_past, put_momenta
 from .settings import MOST, AdamSettings, count, lies
 from .tensors import computing
 from .updates import ALONG, FROZEN_DIRECTION, LAMB_DIRECTION
@@ -100,10 +100,12 @@ class LambRule(Rule[Counters]):
         for slot in slots:
             s, (first, second), kept, library = slot.settings, slot.settings.betas, slot.kept, slot.tensor.library
             scales = 1 / (1 - first**steps), 1 / (1 - second**steps)
+            if slot.new:
+                fill_past(slot, steps - 1, steps - 1)
             arrays = (slot.flat, kept["m"], kept["v"], slot.tensor.array)
             LAMB_DIRECTION(library, arrays, (first, 1 - first, second, 1 - second, *scales, s.eps, s.weight_decay))
             coefficient = self._coefficient(slot)
-            mean, _ = found.get(slot.tensor.name, (0.0, 1.0))
+            mean, _ = found.get(slot.tensor.name, (coefficient * (1 - KEEP ** (steps - 1)), 1.0))  # as ``fill_past``
             found[slot.tensor.name] = KEEP * mean + (1 - KEEP) * coefficient, 1.0
             ALONG(library, (slot.tensor.array, slot.flat), (s.lr * coefficient,))
             if last:

@@ -22,7 +22,7 @@ from ..errors import NonFiniteError
 from . import saved
 from .messages import check_session, wait_for
 from .settings import MOST, AdamSettings, number
-from .tensors import Tensor, matched, native, tensors_of
+from .tensors import Tensor, as_before, matched, native, tensors_of
 from .updates import MOMENTUM
 
 if TYPE_CHECKING:
@@ -68,6 +68,7 @@ class Slot(Generic[S]):
         settings: hyperparameters of this step.
         kept: the arrays that the rule keeps, by name.
         message: what is synchronised: float32, in the parameter's shape.
+        new: whether the kept arrays begin with this step.
     """
 
     tensor: Tensor
@@ -75,6 +76,7 @@ class Slot(Generic[S]):
     settings: S
     kept: Mapping[str, Any]
     message: Any
+    new: bool = False
 
     @property
     def flat(self) -> Any:
@@ -209,6 +211,20 @@ class GradientMeans:
             )
 
 
+def fill_past(slot: Slot[AdamSettings], steps: int, averaged: int) -> None:
+    """Let the first mean gradient of a parameter stand for the steps before it, in which it took no part.
+
+    The bias of all moments is corrected for the same number of steps. Moments that begin later would be corrected too
+    little, that of the second order most, and steps would be too long.
+
+    Args:
+        steps, averaged: how many gradients m and v of the other parameters have.
+    """
+    first, second = slot.settings.betas
+    slot.kept["m"][...] = (1 - first**steps) * slot.flat
+    slot.kept["v"][...] = (1 - second**averaged) * slot.flat * slot.flat
+
+
 def put_momenta(slots: Sequence[Slot[AdamSettings]]) -> None:
     """Put ``β₁ m + (1 - β₁) g`` of this rank into the messages; m stays as it is until they are synchronised."""
     for slot in slots:
@@ -271,9 +287,12 @@ class SynchronisedOptimizer:
             EspressoError: as ``Session.sync``, on every rank, NonFiniteError among them. Nothing has been changed in
                 either case.
         """
-        tensors = tensors_of(self._params)
+        tensors = self._tensors()
         values = matched(tensors, dict(buffers.flatten(grads)))
         return self._updated(tensors, self._rule.step, values)
+
+    def _tensors(self) -> list[Tensor]:
+        return as_before(self._rule.owner, tensors_of(self._params), self._messages)
 
     def _updated(self, tensors: Sequence[Tensor], update: Any, values: Mapping[str, Any]) -> Any:
         """The parameters after an update of all slots."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,6 +79,28 @@ def matched(tensors: list[Tensor], values: dict[str, Any]) -> dict[str, Any]:
                 f"{tensor.name}: got a gradient of shape {shape}; expected {expected}, as its parameter"
             )
     return values
+
+
+def as_before(owner: str, tensors: list[Tensor], known: Mapping[str, Any]) -> list[Tensor]:
+    """The parameters, if they are those for which an optimizer has arrays.
+
+    Args:
+        known: an array of each parameter, by name.
+
+    Raises:
+        GradientError: other names, or another number of elements.
+    """
+    names = {tensor.name for tensor in tensors}
+    if names != set(known):
+        raise GradientError(f"{owner}: params {difference(names, known)}; expected the parameters of before")
+    for tensor in tensors:
+        before = math.prod(known[tensor.name].shape)
+        if tensor.size != before:
+            raise GradientError(
+                f"{owner}: {tensor.name} has {tensor.size} elements; expected {before}, as before; make a new "
+                f"optimizer for parameters of other sizes"
+            )
+    return tensors
 
 
 def difference(names: set[str], expected: Iterable[str]) -> str:

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from ..errors import ConfigError, NonFiniteError, StateError
-from .rules import Count, GradientMeans, KeptArray, Rule, Slot, SynchronisedOptimizer
+from .rules import Count, GradientMeans, KeptArray, Rule, Slot, SynchronisedOptimizer, fill_past
 from .settings import AdamSettings, count, update_clip_of
-from .tensors import tensors_of
 from .updates import ADAM, FROM_ANCHOR, FROZEN_ADAM, LOCAL_ADAM, MEAN_MOMENTUM, MOMENTUM
 from .zero_variance import TypicalVariances
 
@@ -131,12 +130,14 @@ class ZeroOneRule(Rule[Counters]):
         self._mean_gradients = GradientMeans(self.owner, session, warmup_compressor)
         self._local: dict[str, _Local] = {}
         self._spoilt = False
+        self._late: set[str] = set()
         self._typical = TypicalVariances()
         self._clip = update_clip_of(self.owner, update_clip)
 
     def step(self, slots: Sequence[Slot[AdamSettings]]) -> None:
         """Update all parameters. Collective in the steps that synchronise."""
         step, now = self.counters.steps + 1, self.counters
+        self._late.update(slot.tensor.name for slot in slots if slot.new and now.updates)
         if step == now.next_update:
             self._update_variance(slots, step)
         elif step - now.synced_at < self._policy.interval(step):
@@ -152,7 +153,7 @@ class ZeroOneRule(Rule[Counters]):
         """Synchronise now what local steps have changed. Collective."""
         now = self.counters
         if now.synced_at < now.steps:
-            self._synchronise(slots, now.steps, new=False)
+            self._synchronise([slot for slot in slots if self.holds(slot.tensor.name)], now.steps, new=False)
             self.counters = replace(now, synced_at=now.steps)
 
     def holds(self, name: str) -> bool:
@@ -177,7 +178,7 @@ class ZeroOneRule(Rule[Counters]):
 
     def adopt(self, counters: Counters) -> None:
         """As of every rule; the local steps since the last synchronisation are dropped."""
-        self._local, self._spoilt = {}, False
+        self._local, self._spoilt, self._late = {}, False, set()
         self._typical.forget()
         super().adopt(counters)
 
@@ -188,11 +189,14 @@ class ZeroOneRule(Rule[Counters]):
         self.counters = Counters(step, updates, int(self._policy.update_after(step, updates)), step)
         for slot in slots:
             s, (first, second) = slot.settings, slot.settings.betas
+            if slot.tensor.name in self._late:
+                fill_past(slot, step - 1, updates - 1)
             scales = 1 / (1 - first**step), self._v_scale(s)
             numbers = (first, 1 - first, second, 1 - second, s.lr, *scales, s.eps, s.weight_decay)
             arrays = (slot.tensor.array, slot.kept["m"], slot.kept["v"], slot.flat)
             ADAM(slot.tensor.library, arrays, (*numbers, typical[slot.tensor.name]))
         self._typical.forget()
+        self._late = set()
 
     def _v_scale(self, settings: AdamSettings) -> float:
         return 1 / (1 - settings.betas[1] ** self.counters.updates)
@@ -344,7 +348,7 @@ class ZeroOneAdam(SynchronisedOptimizer):
         Raises:
             EspressoError: as ``step``.
         """
-        return self._updated(tensors_of(self._params), self._zero_one.average, {})
+        return self._updated(self._tensors(), self._zero_one.average, {})
 
     @property
     def _zero_one(self) -> ZeroOneRule:

@@ -42,11 +42,12 @@ class TypicalVariances:
     """What counts as v where v is zero, by name of the parameter; 0 where no v is zero, or none is positive."""
 
     def __init__(self) -> None:
+        self._arrays: dict[str, Any] = {}
         self._found: dict[str, float] = {}
 
     def forget(self) -> None:
         """The variances have changed."""
-        self._found = {}
+        self._arrays = {}
 
     def of(self, slots: Sequence[Slot[Any]], resting: Callable[[], Sequence[Slot[Any]]]) -> Mapping[str, float]:
         """The numbers of these parameters. The rule keeps their variances as ``v``.
@@ -54,8 +55,10 @@ class TypicalVariances:
         Args:
             resting: the other parameters of the optimizer: all of these may be new.
         """
-        if self._found.keys() != {slot.tensor.name for slot in slots}:
-            self._found = _typical_of(slots, resting())
+        arrays = {slot.tensor.name: slot.kept["v"] for slot in slots}
+        known = self._arrays
+        if known.keys() != arrays.keys() or any(known[name] is not v for name, v in arrays.items()):
+            self._arrays, self._found = arrays, _typical_of(slots, resting())
         return self._found
 
 

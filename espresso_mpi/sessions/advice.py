@@ -9,6 +9,9 @@ from ..options import POOR_UNDER_ADAM, POOR_UNDER_MOMENTUM
 
 _LOG = logging.getLogger("espresso_mpi")
 
+DIVIDE = "divide by a root of second moments"
+"""What such optimizers do."""
+
 
 class Advice:
     """Warns once of a compressor that ends above the loss of fp32.
@@ -42,7 +45,7 @@ class Advice:
         also = kind_of(spec) in POOR_UNDER_MOMENTUM and not self._adam
         warn_of(
             f"compressor {spec!r}",
-            "AdamW or SGD with momentum" if also else "AdamW and others that divide by a root of second moments",
+            "AdamW or SGD with momentum" if also else f"AdamW and others that {DIVIDE}",
             f"espresso_mpi.optim.OnebitAdam{' or MomentumSGD' if also else ''}, or ",
             "" if self._adam else "; with another optimizer, session.judge_for(None) before omits this line",
         )

@@ -11,7 +11,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..options import POOR_UNDER_ADAM, POOR_UNDER_MOMENTUM
 from ..session import Session
-from ..sessions.advice import kind_of, warn_of
+from ..sessions.advice import DIVIDE, kind_of, warn_of
 
 _DIVIDING = (
     torch.optim.Adam, torch.optim.NAdam, torch.optim.RAdam, torch.optim.Adamax, torch.optim.Adagrad,
@@ -43,20 +43,23 @@ def watch(session: Session, parameters: Iterable[torch.Tensor], sharded: bool = 
         session = known()
         if session is not None and type(optimizer) is torch.optim.SGD:  # of others only they know what they divide by
             session.judge_for("sgd")
-        better = _better(optimizer, kind) if poor else None
-        if better is not None:
-            what = f"{type(optimizer).__name__} with compressor {spec!r}"
-            warn_of(what, "this optimizer", "" if sharded else f"espresso_mpi.torch.{better}, or ")
+        found = _poor_for(optimizer, kind) if poor else None
+        if found is not None:
+            what, (whose, better) = f"{type(optimizer).__name__} with compressor {spec!r}", found
+            warn_of(what, whose, "" if sharded else f"espresso_mpi.torch.{better}, or ")
 
     weakref.finalize(session, register_optimizer_step_pre_hook(look).remove)
 
 
-def _better(optimizer: torch.optim.Optimizer, kind: str) -> str | None:
-    """The optimizer to take instead, where this one does not go with a compressor of gradients."""
-    if isinstance(optimizer, _DIVIDING):
-        return "OnebitAdam" if kind in POOR_UNDER_ADAM else None
-    has_momentum = isinstance(optimizer, torch.optim.SGD) and any(group["momentum"] for group in optimizer.param_groups)
-    return "MomentumSGD" if has_momentum and kind in POOR_UNDER_MOMENTUM else None
+def _poor_for(optimizer: torch.optim.Optimizer, kind: str) -> tuple[str, str] | None:
+    """Which optimizers do not go with a compressor of gradients, and what to take instead, if this is or may be one."""
+    if isinstance(optimizer, torch.optim.SGD):
+        poor = kind in POOR_UNDER_MOMENTUM and any(group["momentum"] for group in optimizer.param_groups)
+        return ("this optimizer", "MomentumSGD") if poor else None
+    if kind not in POOR_UNDER_ADAM or type(optimizer).__module__.startswith(__package__ + "."):
+        return None  # those of this package are made for such gradients
+    whose = "this optimizer" if isinstance(optimizer, _DIVIDING) else f"AdamW and others that {DIVIDE}"
+    return whose, "OnebitAdam"
 
 
 def _is_known(own: dict[int, weakref.ref[torch.Tensor]], parameter: torch.Tensor) -> bool:

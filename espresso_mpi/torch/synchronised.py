@@ -13,7 +13,7 @@ from ..arrays import buffers
 from ..errors import ConfigError, StateError
 from ..optim.rules import KeptArray, Rule, Slot
 from ..optim.settings import AdamSettings, DeMoSettings, SGDSettings
-from ..optim.tensors import native, tensor_of
+from ..optim.tensors import as_before, native, tensor_of
 from . import names
 from .optimizer_states import copied, saved_entries
 
@@ -125,7 +125,13 @@ class SynchronisedOptimizer(torch.optim.Optimizer):
                 parameters.append(parameter)
                 slots.append(self._slot(parameter, own))
         self._rule.resting = lambda: [self._slot(*one) for one in resting]
-        update(slots)
+        try:
+            update(slots)
+        except BaseException:
+            for parameter, slot in zip(parameters, slots):
+                if slot.new:  # it has taken no step yet
+                    del self.state[parameter]
+            raise
         buffers.rebuild(parameters, [slot.tensor.adopted for slot in slots])
 
     def _name(self, parameter: torch.Tensor, number: int, index: int) -> str:
@@ -180,12 +186,14 @@ class SynchronisedOptimizer(torch.optim.Optimizer):
 
     def _slot(self, parameter: torch.Tensor, settings: Any) -> Slot[Any]:
         tensor, state = tensor_of(self._names[parameter], parameter), self.state[parameter]
+        new = not self._kept.keys() <= state.keys()
         for key, kept in self._kept.items():
             if key not in state:
                 state[key] = kept.start(tensor)
         if parameter not in self._messages:
             self._messages[parameter] = tensor.library.zeros(tensor).reshape(parameter.shape)
+        as_before(self._rule.owner, [tensor], {tensor.name: self._messages[parameter]})
         used = parameter.requires_grad and parameter.grad is not None
         gradient = native(tensor, parameter.grad) if used else None
         arrays = {key: state[_AS_IN_ADAM.get(key, key)] for key in self._rule.kept}
-        return Slot(tensor, gradient, settings, arrays, self._messages[parameter])
+        return Slot(tensor, gradient, settings, arrays, self._messages[parameter], new)

@@ -247,9 +247,17 @@ def test_torch_tells_of_an_optimizer_that_does_not_go_with_its_compressor(world,
     torch = pytest.importorskip("torch")
     from espresso_mpi.torch import GradientSync
 
+    class Fused(torch.optim.Optimizer):  # AdamW of another package
+        def __init__(self, params, lr):
+            super().__init__(params, {"lr": lr, "betas": (0.9, 0.999)})
+
+        def step(self, closure=None):
+            pass
+
     lines = []
     cases = [
         ("AdamW", {}, "onebit"),
+        (Fused, {}, "onebit"),
         ("SGD", {}, "onebit"),
         ("AdamW", {}, "int8"),
         ("SGD", {"momentum": 0.9}, "onebit"),
@@ -259,7 +267,8 @@ def test_torch_tells_of_an_optimizer_that_does_not_go_with_its_compressor(world,
     for optimizer, options, compressor in cases:
         model = torch.nn.Linear(80, 70)
         sync = GradientSync(model, open_session(compressor=compressor))
-        stepped = getattr(torch.optim, optimizer)(model.parameters(), lr=0.1, **options)
+        make = getattr(torch.optim, optimizer) if isinstance(optimizer, str) else optimizer
+        stepped = make(model.parameters(), lr=0.1, **options)
         caplog.clear()
         for _ in range(2):
             model(torch.ones(4, 80)).sum().backward()
@@ -268,7 +277,7 @@ def test_torch_tells_of_an_optimizer_that_does_not_go_with_its_compressor(world,
         lines.append(caplog.text.count(f"with compressor {str(compressor)!r}"))
         sync.close()
     once = int(world.rank == 0)
-    assert lines == [once, 0, 0, once, 0, once]
+    assert lines == [once, once, 0, 0, once, 0, once]
 
 
 @pytest.mark.parametrize("name", ["MomentumSGD", "OnebitAdam"])

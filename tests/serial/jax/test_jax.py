@@ -253,6 +253,22 @@ def test_states_keep_their_types_in_a_scan(session, optax, name, dtype):
     assert int(state.count) == 6 and found["w"].dtype == dtype and np.all(np.asarray(found["w"], np.float32) == 1)
 
 
+def test_momenta_outlive_local_steps_at_a_rate_of_zero(session, optax):
+    """As those of the class: a synchronisation sends the momentum of the rank, and an average does."""
+
+    def rate(count):
+        return jax.numpy.where(count > 6, 0.0, 0.01)
+
+    optimizer = OPTIMIZERS["zero_one"](session, optax, learning_rate=rate, longest=2)
+    params = {"w": jax.numpy.ones((2, 3))}
+    grads, state = jax.tree.map(lambda p: p / 2, params), optimizer.init(params)
+    for _ in range(12):
+        _, state = jax.jit(optimizer.update)(grads, state, params)
+    assert int(state.synced_at) < 12, "the last step was a local one"
+    _, state = optimizer.update(grads, state, params, average=True)
+    np.testing.assert_allclose(state.mu["w"], 0.5 * (1 - 0.9**12), rtol=0.05)
+
+
 @pytest.mark.parametrize(
     ("name", "before", "after", "text"),
     [

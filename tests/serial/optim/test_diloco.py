@@ -153,6 +153,8 @@ def test_bad_input(session):
     diloco = DiLoCo(params, session, every=4, delay=1)
     with pytest.raises(GradientError, match=r"lacks 'b' and 1 more.*of before"):
         diloco.step({"a": params["a"]})
+    with pytest.raises(GradientError, match=r"DiLoCo: b has .* elements; expected .*, as before"):  # not out of bounds
+        diloco.step({**params, "b": np.tile(params["b"], (2, 1))})
     for _ in range(3):
         diloco.step()
     params["b"][0, 0] = np.nan

@@ -7,7 +7,7 @@ import pytest
 from optim_oracles import CASES, Exchanges, difference
 
 from espresso_mpi import Session, optim
-from espresso_mpi.errors import ConfigError, NonFiniteError, StateError
+from espresso_mpi.errors import ConfigError, GradientError, NonFiniteError, StateError
 from espresso_mpi.optim.tensors import NumPy, Torch
 
 SHAPES = {"w": (96, 64), "b": (7,)}
@@ -161,6 +161,15 @@ def test_lamb_loads_coefficients_of_its_own_parameters(session):
     state["rule"]["coefficients"] = {"other": (1.0, 1.0)}
     with pytest.raises(StateError, match="coefficients of 'other' and others, but none of 'b'"):
         lamb.load_state_dict(state)
+
+
+def test_parameters_of_another_size_are_refused(session):
+    """Kernels would go beyond the arrays of before."""
+    params = start()
+    adam = optim.OnebitAdam(params, session)
+    params["w"] = np.tile(params["w"], (2, 1))
+    with pytest.raises(GradientError, match=r"OnebitAdam: w has .* elements; expected .*, as before"):
+        adam.step({name: np.ones_like(array) for name, array in params.items()})
 
 
 def test_momenta_outlive_local_steps_at_a_rate_of_zero(session):

@@ -97,6 +97,9 @@ def test_a_parameter_that_takes_the_place_of_another_has_its_name(session):
     optimizer.state[new] = optimizer.state.pop(old)
     steps(optimizer, model, 3)
     assert new.ne(old).any()
+    model[0].weight = optimizer.param_groups[0]["params"][0] = last = torch.nn.Parameter(new.detach().clone())
+    steps(optimizer, model, 3)  # by itself, with a variance of zero
+    assert 1e-4 < (last - new).abs().max() < 0.1
 
 
 def test_a_layer_that_is_frozen_between_local_steps_is_synchronised_with_them(session, monkeypatch):
@@ -120,6 +123,46 @@ def test_a_layer_that_is_frozen_between_local_steps_is_synchronised_with_them(se
     assert "0.weight" in sent[-1] and not adam._rule.holds("0.weight")
     steps(adam, model, 8, first=9)
     assert "0.weight" not in sent[-1]
+
+
+@pytest.mark.parametrize("bad", [False, True])
+@pytest.mark.parametrize("name", ["OnebitAdam", "OnebitLamb", "ZeroOneAdam"])
+def test_a_layer_that_is_thawed_in_the_warm_up_begins_as_all_did(name, bad, session):
+    """Adam's first step is as long as the learning rate, and those along the same gradient are as well."""
+    model = torch.nn.ParameterList([torch.ones(64), torch.ones(64)])
+    model[1].requires_grad_(False)
+    optimizer = getattr(adapter, name)(model.named_parameters(), session, lr=0.01, weight_decay=0.0, warmup=40)
+    lengths = []
+    for step in range(60):
+        if step == 36:
+            model[1].requires_grad_(True)
+        for parameter in model:
+            parameter.grad = torch.full((64,), 0.5) if parameter.requires_grad else None
+        if bad and step == 36:
+            model[0].grad[0] = torch.nan
+            with pytest.raises(NonFiniteError):
+                optimizer.step()
+            model[0].grad[0] = 0.5
+        before = model[1].detach().clone()
+        optimizer.step()
+        lengths.append(float((before - model[1].detach()).mean()))
+    usual = 0.01 if name != "OnebitLamb" else 0.01 * float(model[1].detach().mean())
+    assert lengths[:36] == [0.0] * 36
+    assert all(0.05 * usual < length < 2.5 * usual for length in lengths[36:]), lengths[36:]
+
+
+def test_an_average_moves_what_has_taken_local_steps_alone(session):
+    model = network()
+    adam = adapter.ZeroOneAdam(model.named_parameters(), session, warmup=2, double_every=2, longest=4)
+    model[0].requires_grad_(False)
+    steps(adam, model, 8)
+    assert adam._rule.holds("2.weight")
+    model[0].requires_grad_(True)
+    before = model[0].weight.detach().clone()
+    adam.average()
+    assert torch.equal(model[0].weight, before) and not adam._rule.holds("2.weight")
+    steps(adam, model, 8, first=8)
+    assert model[0].weight.ne(before).any()
 
 
 @pytest.mark.parametrize("name", ["OnebitAdam", "OnebitLamb", "ZeroOneAdam"])
