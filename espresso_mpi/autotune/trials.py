@@ -340,7 +340,9 @@ class Trials:
         """Whether messages explain that a plan with payloads of at most its size is far behind the quickest."""
         limit = _HOPELESS * min((other.seconds for other in self._tried), default=math.inf)
         return any(
-            other.times and other.least > limit and self._quickest_bytes < self._bytes_of(other) <= self._bytes_of(one)
+            other.times
+            and other.seconds > limit
+            and self._quickest_bytes < self._bytes_of(other) <= self._bytes_of(one)
             for other in self._tried
         )
 
