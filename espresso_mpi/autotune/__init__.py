@@ -9,6 +9,7 @@
 - ``synthetic_load``: computes beside a measurement, as training does.
 - ``autoplan``: makes workloads and candidate plans.
 - ``trials``: decides which plan each of the next steps follows.
+- ``payload_costs``: finds the plans that are too slow by the bytes of their messages.
 - ``tried``: the times of the plans that were tried.
 - ``fidelity``: finds the compressors that change the moments of the optimizer too much.
 - ``room``: finds out whether the GPUs have the memory for a trial.

@@ -37,8 +37,8 @@ from ..tuning import ALWAYS_ACCURATE, Tuning
 from ..types import DeviceKind, MadeFor, Plan, Route, Strategy, TensorSpec
 from .clock import RecordedStep
 from .measuring_session import opener
+from .payload_costs import compresses
 from .profiler import measure
-from .trials import compresses
 from .tried import Trial
 
 _LOG = logging.getLogger("espresso_mpi")

@@ -8,16 +8,11 @@ from dataclasses import dataclass, field, replace
 from statistics import median
 
 from ..types import Plan
-from .tried import COUNTED, Trial, Tried
+from .payload_costs import HOPELESS, PayloadCosts, compresses, methods
+from .tried import BEHIND, COUNTED, Trial, Tried
 
 _FINALISTS = 3
 """Plans that go on in turns after the first round, besides the best plan without compression."""
-
-_HOPELESS = 1.5
-"""A plan is not tried if its predicted step is this many times the shortest predicted one: the model errs, but less.
-Nor is it tried any further if its first step, without what preparing takes, is this many times the shortest median; nor
-one without compression, if what the dense steps before could not hide is; nor one with larger payloads than another one
-that is, where the quickest has smaller payloads."""
 
 _PERHAPS = 2.0
 """Dense steps may be the quickest if little is known of them but that they take at most this many times as long."""
@@ -25,9 +20,6 @@ _PERHAPS = 2.0
 _MODELLED, _FIRST_ROUND = 0.5, 0.7
 """The shares of the budget after which the model is not asked for further plans, and after which no further ones are
 tried: the finalists need the rest."""
-
-_BEHIND = 1.3
-"""A plan is given up when its steps are this many times the shortest."""
 
 _TOLERATED = 0.05
 """A plan without compression is chosen if it is no slower than the best by more than the noise, nor by more than this
@@ -117,7 +109,7 @@ class Trials:
         self._tried, self._more = list(self._fixed), more
         self._most, self._steps, self._pushed = most, 0, pushed
         self._budget, self._share, self._measuring = budget, share, measuring
-        self._payload_bytes = payload_bytes or {}
+        self._payloads = PayloadCosts(payload_bytes or {}, self._tried, self._spent.dense)
         self._seconds = self._in_pauses = 0.0
         self.pause = 0
         self._rounds = self._all_rounds()
@@ -191,7 +183,7 @@ class Trials:
         """The plan of each step; is sent its seconds."""
         dense_first = sorted(self._fixed, key=lambda one: compresses(one.plan))
         for one in dense_first if self._owes_dense else self._fixed:
-            if not one.times and self._promises(one):
+            if (not one.times or self._payloads.would_tell(one)) and self._promises(one):
                 yield from self._tries(one)
         if self._fixed:
             yield from self._compare(self._finalists(), _MODELLED)
@@ -208,7 +200,7 @@ class Trials:
         if not 0 < self._spent.dense_at_most <= _PERHAPS * self.quickest < math.inf:
             return False
         dense = [one for one in self._tried if not compresses(one.plan)]
-        return not any(one.times or one.refused or self._is_too_large(one) for one in dense)
+        return not any(one.times or one.refused or self._payloads.is_too_large(one) for one in dense)
 
     def _tries(self, one: Tried) -> Generator[Plan, float, None]:
         """A turn of a new plan. If it is somewhat quicker than the others, it and the best of them have another one."""
@@ -216,7 +208,7 @@ class Trials:
         others = [other for other in self._tried if other.times and not other.refused]
         yield from self._turn(one)
         best = min(others, key=lambda other: other.seconds, default=one)
-        if one.seconds < best.seconds <= _HOPELESS * one.seconds:
+        if one.seconds < best.seconds <= HOPELESS * one.seconds:
             yield from self._turn(best)
             yield from self._turn(one)
 
@@ -245,14 +237,16 @@ class Trials:
     def _expected(self, one: Tried) -> float:
         """What a turn of a plan is expected to cost. That of one that was never tried may be 0.
 
-        If its payloads are larger than those of the quickest, it can wait until preparing it is within the share, too.
+        If it compresses, to larger payloads than those of the quickest, it can wait until preparing it is within the
+        share, too.
         """
         if one.times:
             return (1 + COUNTED) * max(0.0, one.seconds - self.quickest)
         dense = self._spent.dense if self._spent.dense < math.inf else self._spent.dense_at_most
-        longer = 0.0 if compresses(one.plan) else max(0.0, dense - self.quickest)
+        if not compresses(one.plan):
+            return max(0.0, dense - self.quickest)
         known = [other.preparing for other in self._tried if other.times and len(other.first) > other.given[0]]
-        return longer + (max(0.0, median(known)) if known and self._bytes_of(one) > self._quickest_bytes else 0.0)
+        return max(0.0, median(known)) if known and self._payloads.is_larger(one) else 0.0
 
     def _compare(self, going: list[Tried], share: float) -> Generator[Plan, float, None]:
         """Turns of the finalists until they can be told apart, or until so much of the budget is spent."""
@@ -260,7 +254,7 @@ class Trials:
             for one in going:
                 yield from self._pauses(self._expected(one))
                 yield from self._turn(one)
-            limit = _BEHIND * min(one.seconds for one in going)
+            limit = BEHIND * min(one.seconds for one in going)
             going = [one for one in going if one.seconds <= limit and not one.refused]
 
     def _others(self) -> list[Tried]:
@@ -284,24 +278,24 @@ class Trials:
     def _promises(self, one: Tried) -> bool:
         """Whether a plan is worth a turn.
 
-        Dense plans are not if the dense steps before the trials were far too long. A plan is not if one with payloads
-        of at most its size is far too long for its payloads, nor if it is far too long with pushes at another time. A
-        plan with one compressor is not if the fixed ways with this compressor are far behind.
+        Dense plans are not if the dense steps before the trials were far too long. A plan is not if its messages alone
+        make it far too long, nor if it is far too long with pushes at another time. A plan with one compressor is not
+        if the fixed ways with this compressor are far behind.
         """
         best = min(other.seconds for other in self._tried)
-        if self._is_too_large(one) or (not compresses(one.plan) and self._spent.exposed > _HOPELESS * best):
+        if self._payloads.is_too_large(one) or (not compresses(one.plan) and self._spent.exposed > HOPELESS * best):
             return False
         twins = [other.seconds for other in self._tried if other.times and _twins(one.plan, other.plan)]
-        if twins and max(twins) > _HOPELESS * best:
+        if twins and max(twins) > HOPELESS * best:
             return False
         if any(one is other for other in self._fixed):
             return True
         if self._beyond(_FIRST_ROUND):
             return False
-        if len(_methods(one.plan)) > 1:
+        if len(methods(one.plan)) > 1:
             return True
-        alike = [other.least for other in self._fixed if _methods(other.plan) == _methods(one.plan)]
-        return not alike or min(alike) <= _BEHIND * min(other.least for other in self._tried)
+        alike = [other.least for other in self._fixed if methods(other.plan) == methods(one.plan)]
+        return not alike or min(alike) <= BEHIND * min(other.least for other in self._tried)
 
     def _turn(self, one: Tried) -> Generator[Plan, float, None]:
         """Steps by a plan, unless it is refused."""
@@ -315,45 +309,22 @@ class Trials:
 
         It has none if its first step is so long that preparing cannot explain it, by what that took with other plans.
         If its payloads are smaller than those of the quickest, messages cannot explain it: its kernels may have been
-        compiled. What this took says nothing of others.
+        compiled. What this took says nothing of others. It also has one that counts if that can spare others theirs.
         """
         best = min(other.least for other in self._tried)
         if self.current is not one.plan:
             first = yield one.plan
             known = [other.preparing for other in self._tried if other.first and other.times and not other.excused]
-            too_long = bool(known) and first - max(known) > _HOPELESS * best and not one.times
-            one.excused = one.excused or (too_long and self._is_smaller(one))
-            if too_long and not one.excused:
+            too_long = bool(known) and first - max(known) > HOPELESS * best and not one.times
+            one.excused = one.excused or (too_long and self._payloads.is_smaller(one))
+            if too_long and not one.excused and not self._payloads.can_tell(one):
                 one.times.append(first)
                 return
             one.first.append(first)
         for _ in range(COUNTED):
             one.times.append((yield one.plan))
-            if one.least > _BEHIND * best:
+            if one.least > BEHIND * best:
                 return
-
-    def _is_smaller(self, one: Tried) -> bool:
-        """Whether its payloads are known to be smaller than those of the quickest plan so far."""
-        return self._bytes_of(one) < self._quickest_bytes
-
-    def _is_too_large(self, one: Tried) -> bool:
-        """Whether messages explain that a plan with payloads of at most its size is far behind the quickest."""
-        limit = _HOPELESS * min((other.seconds for other in self._tried), default=math.inf)
-        return any(
-            other.times
-            and other.seconds > limit
-            and self._quickest_bytes < self._bytes_of(other) <= self._bytes_of(one)
-            for other in self._tried
-        )
-
-    def _bytes_of(self, one: Tried) -> float:
-        """Of its payloads in a step; NaN if they are not known."""
-        return self._payload_bytes.get(one.plan.digest, math.nan)
-
-    @property
-    def _quickest_bytes(self) -> float:
-        """Those of the quickest plan so far."""
-        return self._bytes_of(min(self._tried, key=lambda other: other.least))
 
     def _finalists(self) -> list[Tried]:
         """The quickest plans, and the quickest without compression.
@@ -371,7 +342,7 @@ class Trials:
         known = {one.plan.digest for one in self._tried}
         variants = [Tried(plan) for digest, plan in {p.digest: p for p in others}.items() if digest not in known]
         self._tried += variants
-        limit = _BEHIND * order[0].least
+        limit = BEHIND * order[0].least
         going = [one for one in final if one.least <= limit and not one.refused] + variants
         for tried in self._tried:
             tried.out = not any(tried is one for one in going)
@@ -392,7 +363,7 @@ def _hopeful(plans: Sequence[Plan], fixed: Sequence[Plan]) -> list[Plan]:
     """The plans whose predicted step is not much longer than the shortest, in order; the best without compression."""
     order = sorted(plans, key=_predicted)
     plain = next((plan for plan in order if not compresses(plan)), None)
-    limit = _HOPELESS * min(map(_predicted, (*plans, *fixed)), default=math.inf)
+    limit = HOPELESS * min(map(_predicted, (*plans, *fixed)), default=math.inf)
     return [plan for plan in order if plan is plain or _predicted(plan) <= limit]
 
 
@@ -403,13 +374,3 @@ def _twins(one: Plan, other: Plan) -> bool:
 
 def _predicted(plan: Plan) -> float:
     return 0.0 if plan.forecast is None else plan.forecast.seconds
-
-
-def _methods(plan: Plan) -> frozenset[str]:
-    """The compressors of a plan."""
-    return frozenset(strategy.compressor for strategy in plan.strategies.values()) - {"none"}
-
-
-def compresses(plan: Plan) -> bool:
-    """Whether any tensor is compressed."""
-    return bool(_methods(plan))

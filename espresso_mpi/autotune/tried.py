@@ -10,6 +10,9 @@ import numpy as np
 
 from ..types import Plan
 
+BEHIND = 1.3
+"""A plan is given up when its steps are this many times the shortest."""
+
 COUNTED = 2
 """Steps of a turn whose times count. The step before them does not count: it prepares what the plan needs."""
 

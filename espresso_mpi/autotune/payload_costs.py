@@ -1,0 +1,107 @@
+"""What plans owe to the bytes of their messages: which ones need no trial."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+
+from ..tuning import LIKE_FP32
+from ..types import Plan
+from .tried import BEHIND, Tried
+
+HOPELESS = 1.5
+"""A plan is not tried if its predicted step is this many times the shortest predicted one: the model errs, but less.
+Nor is it tried any further if its first step, without what preparing takes, is this many times the shortest median; nor
+one without compression, if what the dense steps before could not hide is. Nor is a plan tried whose messages alone, by
+what those of smaller plans took, make its step this long."""
+
+
+class PayloadCosts:
+    """Compares plans by the bytes of their payloads.
+
+    Args:
+        payload_bytes: of a step, by the digest of the plan, where it is known.
+        tried: the plans of the trials; the list may grow.
+        dense: median seconds of dense steps before the trials; infinite if there were none.
+    """
+
+    def __init__(self, payload_bytes: Mapping[str, float], tried: Sequence[Tried], dense: float) -> None:
+        self._bytes, self._tried, self._dense = payload_bytes, tried, dense
+
+    def is_smaller(self, one: Tried) -> bool:
+        """Whether its payloads are known to be smaller than those of the quickest plan so far."""
+        return self._bytes_of(one) < self._quickest_bytes
+
+    def is_larger(self, one: Tried) -> bool:
+        """Whether they are known to be larger."""
+        return self._bytes_of(one) > self._quickest_bytes
+
+    def is_too_large(self, one: Tried) -> bool:
+        """Whether messages alone make a plan far too long, by what the bytes of others have taken.
+
+        Two plans that send at the same time in the step show it if the larger one takes clearly longer. A plan without
+        compression may save as much by its missing encodes as the quickest takes.
+        """
+        best = min(self._tried, key=lambda other: other.seconds)
+        limit = HOPELESS * best.seconds * (1 if compresses(one.plan) else 2)
+        if self._dense <= limit:
+            return False
+        more = self._bytes_of(one) - self._bytes_of(best)
+        return any(
+            self._bytes_of(large) <= self._bytes_of(one)
+            and best.seconds + more * self._seconds_per_byte(small, large) > limit
+            for small, large in itertools.permutations(filter(_tells_of_messages, self._tried), 2)
+            if self._is_slower_by_bytes(large, small)
+        )
+
+    def can_tell(self, one: Tried) -> bool:
+        """Whether the step of a plan can show that larger ones need no trial."""
+        larger = any(not other.times and self._bytes_of(other) > self._bytes_of(one) for other in self._tried)
+        return larger and encodes_quickly(one.plan)
+
+    def would_tell(self, one: Tried) -> bool:
+        """Whether a turn of a plan that was followed before the trials, when all was slower, would show it."""
+        return (
+            self.can_tell(one)
+            and len(one.times) == one.given[1]
+            and any(self._is_slower_by_bytes(one, small) for small in filter(_tells_of_messages, self._tried))
+        )
+
+    def _is_slower_by_bytes(self, large: Tried, small: Tried) -> bool:
+        """Whether a plan takes clearly longer than one with smaller payloads that sends at the same time."""
+        alike = large.plan.held == small.plan.held and self._bytes_of(small) < self._bytes_of(large)
+        return alike and large.seconds >= BEHIND * small.seconds
+
+    def _seconds_per_byte(self, small: Tried, large: Tried) -> float:
+        return (large.seconds - small.seconds) / (self._bytes_of(large) - self._bytes_of(small))
+
+    def _bytes_of(self, one: Tried) -> float:
+        """Of its payloads in a step; NaN if they are not known."""
+        return self._bytes.get(one.plan.digest, math.nan)
+
+    @property
+    def _quickest_bytes(self) -> float:
+        return self._bytes_of(min(self._tried, key=lambda other: other.least))
+
+
+def _tells_of_messages(one: Tried) -> bool:
+    """Whether a plan had a turn, and its encodes take about as long as those of others."""
+    first, times = one.given
+    return len(one.first) > first and len(one.times) > times and encodes_quickly(one.plan)
+
+
+def encodes_quickly(plan: Plan) -> bool:
+    """Whether its compressors take about the same time, so that messages are what makes plans of this kind differ."""
+    found = {spec.partition(":")[0] for spec in methods(plan)}
+    return bool(found) and found <= {*LIKE_FP32}
+
+
+def methods(plan: Plan) -> frozenset[str]:
+    """The compressors of a plan."""
+    return frozenset(strategy.compressor for strategy in plan.strategies.values()) - {"none"}
+
+
+def compresses(plan: Plan) -> bool:
+    """Whether any tensor is compressed."""
+    return bool(methods(plan))
