@@ -142,7 +142,8 @@ def typical_variances(variances: Any) -> Any:
 def _total(values: Any) -> Any:
     """The sum of small integers, a float32: exact sums of rows, because one of all could exceed an int32."""
     flat = values.astype(jnp.int32).ravel()
-    return jnp.pad(flat, (0, -flat.size % _ROW)).reshape(-1, _ROW).sum(axis=1).astype(jnp.float32).sum()
+    row = max(1, min(_ROW, flat.size))
+    return jnp.pad(flat, (0, -flat.size % row)).reshape(-1, row).sum(axis=1).astype(jnp.float32).sum()
 
 
 def _typical(count: Any, total: Any) -> Any:

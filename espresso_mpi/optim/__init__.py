@@ -4,6 +4,7 @@
 - ``onebit_adam``, ``onebit_lamb``, ``zero_one_adam``, ``momentum_sgd``: synchronise momenta instead of gradients.
 - ``demo``: synchronises the largest frequencies of each rank's own momentum.
 - ``diloco``: synchronises the progress of many local steps.
+- ``late``: parameters that join in a warm-up.
 - ``rules``: the common part of the optimizers that synchronise momenta. ``espresso_mpi.torch`` and ``espresso_mpi.jax``
   use the same rules and formulas.
 - ``zero_variance``: steps of parameters that had no gradient when their variance was frozen.

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import numpy as np
 from msgspec import Meta
 
-from .rules import Count, GradientMeans, KeptArray, Rule, Slot, SynchronisedOptimizer, fill_past, put_momenta
+from .late import Late, fill_past, with_new
+from .rules import Count, GradientMeans, KeptArray, Rule, Slot, SynchronisedOptimizer, put_momenta
 from .settings import AdamSettings, count, update_clip_of
 from .updates import ADAM, FROZEN_ADAM
 from .zero_variance import TypicalVariances
@@ -49,11 +50,13 @@ class Counters:
         steps: number of steps so far.
         frozen_at: the last step of the warm-up; 0: it has not ended.
         norms: of v, in the last steps in which they were computed.
+        late: see ``late.Late``.
     """
 
     steps: Count
     frozen_at: Count
     norms: tuple[Annotated[float, Meta(ge=0)], ...]
+    late: Late = ()
 
     def __post_init__(self) -> None:
         if self.frozen_at > self.steps:
@@ -98,11 +101,13 @@ class OnebitRule(Rule[Counters]):
     def _dense(self, slots: Sequence[Slot[AdamSettings]]) -> None:
         """One step of AdamW on the mean of the gradients."""
         self._mean_gradients(slots)
+        before = self.counters.steps
+        late = with_new(self.counters.late, slots, before)
+        filled = fill_past(slots, late, before, before)
+        self.counters = replace(self.counters, late=tuple(name for name in late if name not in filled))
         self._count()
         for slot in slots:
-            s, (first, second), before = slot.settings, slot.settings.betas, self.counters.steps - 1
-            if slot.new:
-                fill_past(slot, before, before)
+            s, (first, second) = slot.settings, slot.settings.betas
             numbers = (first, 1 - first, second, 1 - second, s.lr, *self._scales(s), s.eps, s.weight_decay, 0.0)
             ADAM(slot.tensor.library, (slot.tensor.array, slot.kept["m"], slot.kept["v"], slot.flat), numbers)
 

@@ -10,7 +10,8 @@ import numpy as np
 from msgspec import Meta
 
 from ..errors import ConfigError, StateError
-from .rules import Count, GradientMeans, KeptArray, Rule, Slot, SynchronisedOptimizer, fill_past, put_momenta
+from .late import Late, fill_past, with_new
+from .rules import Count, GradientMeans, KeptArray, Rule, Slot, SynchronisedOptimizer, put_momenta
 from .settings import MOST, AdamSettings, count, lies
 from .tensors import computing
 from .updates import ALONG, FROZEN_DIRECTION, LAMB_DIRECTION
@@ -36,11 +37,13 @@ class Counters:
         steps: number of steps so far.
         frozen_at: the last step of the warm-up; 0: it has not ended.
         coefficients: by parameter: the mean of its coefficients in the warm-up, and the factor of the last step.
+        late: see ``late.Late``.
     """
 
     steps: Count
     frozen_at: Count
     coefficients: Mapping[str, tuple[_Number, _Number]]
+    late: Late = ()
 
     def __post_init__(self) -> None:
         if self.frozen_at > self.steps:
@@ -97,20 +100,23 @@ class LambRule(Rule[Counters]):
         self._mean_gradients(slots)
         steps, found = self.counters.steps + 1, dict(self.counters.coefficients)
         last = steps >= self._warmup
+        late = with_new(self.counters.late, slots, steps - 1)
+        filled = fill_past(slots, late, steps - 1, steps - 1)
         for slot in slots:
             s, (first, second), kept, library = slot.settings, slot.settings.betas, slot.kept, slot.tensor.library
             scales = 1 / (1 - first**steps), 1 / (1 - second**steps)
-            if slot.new:
-                fill_past(slot, steps - 1, steps - 1)
             arrays = (slot.flat, kept["m"], kept["v"], slot.tensor.array)
             LAMB_DIRECTION(library, arrays, (first, 1 - first, second, 1 - second, *scales, s.eps, s.weight_decay))
             coefficient = self._coefficient(slot)
-            mean, _ = found.get(slot.tensor.name, (coefficient * (1 - KEEP ** (steps - 1)), 1.0))  # as ``fill_past``
+            mean, _ = found.get(slot.tensor.name, (0.0, 1.0))
+            if slot.tensor.name in filled:
+                mean = coefficient * (1 - KEEP ** (steps - 1))  # as its moments
             found[slot.tensor.name] = KEEP * mean + (1 - KEEP) * coefficient, 1.0
             ALONG(library, (slot.tensor.array, slot.flat), (s.lr * coefficient,))
             if last:
                 kept["fresh"][...] = kept["v"]
-        self.counters = Counters(steps, steps if last else 0, found)
+        late = tuple(name for name in late if name not in filled)
+        self.counters = Counters(steps, steps if last else 0, found, late)
 
     def _coefficient(self, slot: Slot[AdamSettings]) -> float:
         """How long the parameter is for the direction in its message; 1 if one of them is zero."""

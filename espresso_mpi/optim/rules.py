@@ -211,20 +211,6 @@ class GradientMeans:
             )
 
 
-def fill_past(slot: Slot[AdamSettings], steps: int, averaged: int) -> None:
-    """Let the first mean gradient of a parameter stand for the steps before it, in which it took no part.
-
-    The bias of all moments is corrected for the same number of steps. Moments that begin later would be corrected too
-    little, that of the second order most, and steps would be too long.
-
-    Args:
-        steps, averaged: how many gradients m and v of the other parameters have.
-    """
-    first, second = slot.settings.betas
-    slot.kept["m"][...] = (1 - first**steps) * slot.flat
-    slot.kept["v"][...] = (1 - second**averaged) * slot.flat * slot.flat
-
-
 def put_momenta(slots: Sequence[Slot[AdamSettings]]) -> None:
     """Put ``β₁ m + (1 - β₁) g`` of this rank into the messages; m stays as it is until they are synchronised."""
     for slot in slots:

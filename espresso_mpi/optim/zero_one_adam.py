@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from ..errors import ConfigError, NonFiniteError, StateError
-from .rules import Count, GradientMeans, KeptArray, Rule, Slot, SynchronisedOptimizer, fill_past
+from .late import Late, fill_past, with_new
+from .rules import Count, GradientMeans, KeptArray, Rule, Slot, SynchronisedOptimizer
 from .settings import AdamSettings, count, update_clip_of
 from .updates import ADAM, FROM_ANCHOR, FROZEN_ADAM, LOCAL_ADAM, MEAN_MOMENTUM, MOMENTUM
 from .zero_variance import TypicalVariances
@@ -27,12 +28,14 @@ class Counters:
         updates: number of updates of the variance.
         next_update: the step of the next one, counted from 1; 0: there is none.
         synced_at: the last step that synchronised.
+        late: see ``late.Late``.
     """
 
     steps: Count
     updates: Count
     next_update: Count
     synced_at: Count
+    late: Late = ()
 
     def __post_init__(self) -> None:
         if max(self.updates, self.synced_at) > self.steps or 0 < self.next_update <= self.steps:
@@ -130,24 +133,23 @@ class ZeroOneRule(Rule[Counters]):
         self._mean_gradients = GradientMeans(self.owner, session, warmup_compressor)
         self._local: dict[str, _Local] = {}
         self._spoilt = False
-        self._late: set[str] = set()
         self._typical = TypicalVariances()
         self._clip = update_clip_of(self.owner, update_clip)
 
     def step(self, slots: Sequence[Slot[AdamSettings]]) -> None:
         """Update all parameters. Collective in the steps that synchronise."""
         step, now = self.counters.steps + 1, self.counters
-        self._late.update(slot.tensor.name for slot in slots if slot.new and now.updates)
+        late = with_new(now.late, slots, now.updates)
         if step == now.next_update:
-            self._update_variance(slots, step)
+            self._update_variance(slots, step, late)
         elif step - now.synced_at < self._policy.interval(step):
             typical = self._typical.of(slots, self.resting)
             for slot in slots:
                 self._move(slot, step, typical[slot.tensor.name])
-            self.counters = replace(now, steps=step)
+            self.counters = replace(now, steps=step, late=late)
         else:
             self._synchronise(slots, step)
-            self.counters = replace(now, steps=step, synced_at=step)
+            self.counters = replace(now, steps=step, synced_at=step, late=late)
 
     def average(self, slots: Sequence[Slot[AdamSettings]]) -> None:
         """Synchronise now what local steps have changed. Collective."""
@@ -178,25 +180,24 @@ class ZeroOneRule(Rule[Counters]):
 
     def adopt(self, counters: Counters) -> None:
         """As of every rule; the local steps since the last synchronisation are dropped."""
-        self._local, self._spoilt, self._late = {}, False, set()
+        self._local, self._spoilt = {}, False
         self._typical.forget()
         super().adopt(counters)
 
-    def _update_variance(self, slots: Sequence[Slot[AdamSettings]], step: int) -> None:
+    def _update_variance(self, slots: Sequence[Slot[AdamSettings]], step: int, late: Late) -> None:
         """One step of AdamW on the mean of the gradients."""
         self._mean_gradients(slots)
         updates, typical = self.counters.updates + 1, self._typical.of(slots, self.resting)
-        self.counters = Counters(step, updates, int(self._policy.update_after(step, updates)), step)
+        filled = fill_past(slots, late, step - 1, updates - 1)
+        late = tuple(name for name in late if name not in filled)
+        self.counters = Counters(step, updates, int(self._policy.update_after(step, updates)), step, late)
         for slot in slots:
             s, (first, second) = slot.settings, slot.settings.betas
-            if slot.tensor.name in self._late:
-                fill_past(slot, step - 1, updates - 1)
             scales = 1 / (1 - first**step), self._v_scale(s)
             numbers = (first, 1 - first, second, 1 - second, s.lr, *scales, s.eps, s.weight_decay)
             arrays = (slot.tensor.array, slot.kept["m"], slot.kept["v"], slot.flat)
             ADAM(slot.tensor.library, arrays, (*numbers, typical[slot.tensor.name]))
         self._typical.forget()
-        self._late = set()
 
     def _v_scale(self, settings: AdamSettings) -> float:
         return 1 / (1 - settings.betas[1] ** self.counters.updates)

@@ -56,9 +56,10 @@ def _poor_for(optimizer: torch.optim.Optimizer, kind: str) -> tuple[str, str] | 
     if isinstance(optimizer, torch.optim.SGD):
         poor = kind in POOR_UNDER_MOMENTUM and any(group["momentum"] for group in optimizer.param_groups)
         return ("this optimizer", "MomentumSGD") if poor else None
-    if kind not in POOR_UNDER_ADAM or type(optimizer).__module__.startswith(__package__ + "."):
+    own = any(kind_.__module__.startswith(__package__ + ".") for kind_ in type(optimizer).__mro__)
+    if kind not in POOR_UNDER_ADAM or own or isinstance(optimizer, (torch.optim.ASGD, torch.optim.LBFGS)):
         return None  # those of this package are made for such gradients
-    whose = "this optimizer" if isinstance(optimizer, _DIVIDING) else f"AdamW and others that {DIVIDE}"
+    whose = "this optimizer" if isinstance(optimizer, _DIVIDING) else f"AdamW and others that {DIVIDE}, if it does"
     return whose, "OnebitAdam"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -109,14 +109,14 @@ class SynchronisedOptimizer(torch.optim.Optimizer):
         self._update(self._rule.step)
         return loss
 
-    def _update(self, update: Callable[[list[Slot[Any]]], None]) -> None:
-        """Let the rule change all parameters."""
+    def _update(self, update: Callable[[list[Slot[Any]]], None], held: bool = False) -> None:
+        """Let the rule change all parameters; ``held``: those alone that have changes which are not synchronised."""
         parameters, slots, resting = list[torch.Tensor](), list[Slot[Any]](), list[tuple[torch.Tensor, Any]]()
-        for number, group in enumerate(self.param_groups):
-            settings = self._settings(group)
-            for index, parameter in enumerate(group["params"]):
-                name = self._name(parameter, number, index)
-                if not parameter.numel() or not (parameter.requires_grad or self._rule.holds(name)):
+        counters = self._rule.counters
+        try:
+            for parameter, name, settings in self._parameters():
+                holds = self._rule.holds(name)
+                if not parameter.numel() or not (holds or (parameter.requires_grad and not held)):
                     resting += [(parameter, settings)] if self.state.get(parameter) else []
                     continue
                 own = settings
@@ -124,15 +124,21 @@ class SynchronisedOptimizer(torch.optim.Optimizer):
                     own = dataclasses.replace(settings, lr=0.0, weight_decay=0.0)
                 parameters.append(parameter)
                 slots.append(self._slot(parameter, own))
-        self._rule.resting = lambda: [self._slot(*one) for one in resting]
-        try:
+            self._rule.resting = lambda: [self._slot(*one) for one in resting]
             update(slots)
         except BaseException:
             for parameter, slot in zip(parameters, slots):
-                if slot.new:  # it has taken no step yet
+                if slot.new and self._rule.counters is counters:  # it has taken no step yet
                     del self.state[parameter]
             raise
         buffers.rebuild(parameters, [slot.tensor.adopted for slot in slots])
+
+    def _parameters(self) -> Iterator[tuple[torch.Tensor, str, Any]]:
+        """All parameters with their names and the settings of their groups."""
+        for number, group in enumerate(self.param_groups):
+            settings = self._settings(group)
+            for index, parameter in enumerate(group["params"]):
+                yield parameter, self._name(parameter, number, index), settings
 
     def _name(self, parameter: torch.Tensor, number: int, index: int) -> str:
         """The name of a parameter, which may have taken the place of another one in its group."""
@@ -185,15 +191,16 @@ class SynchronisedOptimizer(torch.optim.Optimizer):
         return {_AS_IN_ADAM.get(key, key): kept for key, kept in self._rule.kept.items()}
 
     def _slot(self, parameter: torch.Tensor, settings: Any) -> Slot[Any]:
-        tensor, state = tensor_of(self._names[parameter], parameter), self.state[parameter]
-        new = not self._kept.keys() <= state.keys()
-        for key, kept in self._kept.items():
-            if key not in state:
-                state[key] = kept.start(tensor)
+        tensor = tensor_of(self._names[parameter], parameter)
         if parameter not in self._messages:
             self._messages[parameter] = tensor.library.zeros(tensor).reshape(parameter.shape)
         as_before(self._rule.owner, [tensor], {tensor.name: self._messages[parameter]})
         used = parameter.requires_grad and parameter.grad is not None
         gradient = native(tensor, parameter.grad) if used else None
+        state = self.state[parameter]
+        new = not self._kept.keys() <= state.keys()
+        for key, kept in self._kept.items():
+            if key not in state:
+                state[key] = kept.start(tensor)
         arrays = {key: state[_AS_IN_ADAM.get(key, key)] for key in self._rule.kept}
         return Slot(tensor, gradient, settings, arrays, self._messages[parameter], new)
