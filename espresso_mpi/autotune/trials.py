@@ -249,8 +249,10 @@ class Trials:
         return max(0.0, median(known)) if known and self._payloads.is_larger(one) else 0.0
 
     def _compare(self, going: list[Tried], share: float) -> Generator[Plan, float, None]:
-        """Turns of the finalists until they can be told apart, or until so much of the budget is spent."""
+        """Turns of the finalists until they can be told apart, or so much of the budget, or of the steps, is spent."""
         while len(going) > 1 and not _told_apart(going) and not self._beyond(share):
+            if self._steps >= share * self._most:
+                return
             for one in going:
                 yield from self._pauses(self._expected(one))
                 yield from self._turn(one)

@@ -82,8 +82,7 @@ def test_a_session_watches_plans_and_goes_on_by_the_plan(world, open_session):
     if SIZE == 1:
         pytest.skip("alone there is nothing to choose")
     train(open_session(), world.rank, 1)  # what compiles would make the first step long, and compress those after it
-    tuning = Tuning(budget=600, **HURRY)  # compiling kernels can spend half of a minute
-    session = open_session(plan="auto", compressors=["fp16"], tuning=tuning)
+    session = open_session(plan="auto", compressors=["fp16"], tuning=Tuning(budget=60, **HURRY))
     before = train(session, world.rank, 4)
     assert session.plan is None and session.planning  # the first step has no begin, three are timed
     tried, steps = train_until_planned(session, world.rank, first=4)
@@ -169,8 +168,9 @@ def test_a_slow_network_is_watched_by_compressed_steps_and_trials_pause(world, o
     assert all(plan.held for plan in plans[1:5]), "what is watched is the backward pass alone"
     cost = np.cumsum([0, 0, 0, 0, 0, *(spent[5:] - spent.min())])
     over = (cost - 0.05 * np.cumsum(spent)).max()
-    assert (over <= 3 * (spent[1] - spent.min())) == (share == 0.05), (over, bits)
-    assert set(bits[8:]) & {8, 9, 16}, "nothing else was tried"
+    assert over <= 3 * (spent[1] - spent.min()), (over, bits)
+    assert set(bits[8:]) <= {4, 5, 8, 9}, "what has more bytes takes too long, as that with a few more shows"
+    assert (next(step for step in range(8, 120) if bits[step] > 5) > 25) == (share == 0.05), "without pauses, at once"
     assert looks.count("trial") < (60 if share == 0.05 else 120), "in a pause, ranks do not ask each other"
 
 
