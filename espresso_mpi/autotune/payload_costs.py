@@ -33,6 +33,10 @@ class PayloadCosts:
         """Whether its payloads are known to be smaller than those of the quickest plan so far."""
         return self._bytes_of(one) < self._quickest_bytes
 
+    def is_no_larger(self, one: Tried) -> bool:
+        """Whether they are known to be of that size at most."""
+        return self._bytes_of(one) <= self._quickest_bytes
+
     def is_larger(self, one: Tried) -> bool:
         """Whether they are known to be larger."""
         return self._bytes_of(one) > self._quickest_bytes

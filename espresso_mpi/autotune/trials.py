@@ -203,8 +203,14 @@ class Trials:
         return not any(one.times or one.refused or self._payloads.is_too_large(one) for one in dense)
 
     def _tries(self, one: Tried) -> Generator[Plan, float, None]:
-        """A turn of a new plan. If it is somewhat quicker than the others, it and the best of them have another one."""
-        yield from self._pauses(self._expected(one))
+        """A turn of a new plan. If it is somewhat quicker than the others, it and the best of them have another one.
+
+        No pause is before it if it may soon pay, and is prepared: with no more bytes than the quickest, and pushes at
+        another time.
+        """
+        prepared = any(other.times and _twins(one.plan, other.plan) for other in self._tried)
+        if not (prepared and self._payloads.is_no_larger(one)):
+            yield from self._pauses(self._expected(one))
         others = [other for other in self._tried if other.times and not other.refused]
         yield from self._turn(one)
         best = min(others, key=lambda other: other.seconds, default=one)
@@ -287,7 +293,7 @@ class Trials:
         best = min(other.seconds for other in self._tried)
         if self._payloads.is_too_large(one) or (not compresses(one.plan) and self._spent.exposed > HOPELESS * best):
             return False
-        twins = [other.seconds for other in self._tried if other.times and _twins(one.plan, other.plan)]
+        twins = [other.least for other in self._tried if other.times and _twins(one.plan, other.plan)]
         if twins and max(twins) > HOPELESS * best:
             return False
         if any(one is other for other in self._fixed):

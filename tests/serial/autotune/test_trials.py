@@ -153,6 +153,13 @@ def test_what_is_far_too_long_by_its_messages_is_not_tried(lengths, expected):
     assert {name for name, _ in payload_cases(lengths)} == expected
 
 
+def test_the_smallest_payloads_are_tried_with_pushes_at_both_times_before_a_pause():
+    """Where pushes are slow, a plan with larger payloads is the quickest until then, and preparing has cost much."""
+    lengths = {("int4", False): 0.43, ("int4", True): 0.30, ("int8", False): 0.45, ("int8", True): 0.35}
+    names = payload_cases({**lengths, "fp16": 0.4, "dense": 0.5}, share=0.05)
+    assert [name for name, _ in names[:6]] == ["int4"] * 6 and names[5][1] < 5
+
+
 def test_what_compiles_says_nothing_of_messages_nor_do_they_if_dense_steps_were_quick():
     lengths = {"int4": 0.5, "int8": 0.55, "fp16": 0.4, "dense": 0.3}
     assert {name for name, _ in payload_cases(lengths, compiles="int8")} == {*lengths}
