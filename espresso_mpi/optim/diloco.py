@@ -13,7 +13,7 @@ from ..errors import ConfigError, StateError
 from .messages import check_session, wait_for
 from .saved import array, entries
 from .settings import count, number
-from .tensors import Tensor, as_before, tensors_of
+from .tensors import Tensor, as_before, message_of, tensors_of
 from .updates import OUTER, PROGRESS
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class DiLoCo:
         tensors = tensors_of(params)
         self._anchors = {t.name: t.library.copy(t.array) for t in tensors}
         self._velocities = {t.name: t.library.zeros(t) for t in tensors}
-        self._messages = {t.name: t.library.zeros(t).reshape(t.adopted.spec.shape) for t in tensors}
+        self._messages = {t.name: message_of(t) for t in tensors}
         self._fragments = parts([(t.name, t.size) for t in tensors if t.size], fragments)
         self._under: list[_Under] = []
 

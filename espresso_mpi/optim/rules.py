@@ -22,7 +22,7 @@ from ..errors import NonFiniteError
 from . import saved
 from .messages import check_session, wait_for
 from .settings import MOST, AdamSettings, number
-from .tensors import Tensor, as_before, matched, native, tensors_of
+from .tensors import Tensor, as_before, matched, message_of, native, tensors_of
 from .updates import MOMENTUM
 
 if TYPE_CHECKING:
@@ -247,7 +247,7 @@ class SynchronisedOptimizer:
         self._params, self._rule, self._settings = params, rule, settings
         tensors = tensors_of(params)
         self._kept = {t.name: {key: kept.start(t) for key, kept in rule.kept.items()} for t in tensors}
-        self._messages = {t.name: t.library.zeros(t).reshape(t.adopted.spec.shape) for t in tensors}
+        self._messages = {t.name: message_of(t) for t in tensors}
 
     @property
     def lr(self) -> float:

@@ -81,6 +81,11 @@ def matched(tensors: list[Tensor], values: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
+def message_of(tensor: Tensor) -> Any:
+    """Zeros, float32, in the parameter's shape: what is synchronised. That of an empty tensor is not."""
+    return tensor.library.zeros(tensor).reshape(tensor.adopted.spec.shape if tensor.size else (0,))
+
+
 def as_before(owner: str, tensors: list[Tensor], known: Mapping[str, Any]) -> list[Tensor]:
     """The parameters, if they are those for which an optimizer has arrays.
 

@@ -13,7 +13,7 @@ from ..arrays import buffers
 from ..errors import ConfigError, StateError
 from ..optim.rules import KeptArray, Rule, Slot
 from ..optim.settings import AdamSettings, DeMoSettings, SGDSettings
-from ..optim.tensors import as_before, native, tensor_of
+from ..optim.tensors import as_before, message_of, native, tensor_of
 from . import names
 from .optimizer_states import copied, saved_entries
 
@@ -193,7 +193,7 @@ class SynchronisedOptimizer(torch.optim.Optimizer):
     def _slot(self, parameter: torch.Tensor, settings: Any) -> Slot[Any]:
         tensor = tensor_of(self._names[parameter], parameter)
         if parameter not in self._messages:
-            self._messages[parameter] = tensor.library.zeros(tensor).reshape(parameter.shape)
+            self._messages[parameter] = message_of(tensor)
         as_before(self._rule.owner, [tensor], {tensor.name: self._messages[parameter]})
         used = parameter.requires_grad and parameter.grad is not None
         gradient = native(tensor, parameter.grad) if used else None

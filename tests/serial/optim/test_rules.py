@@ -172,6 +172,18 @@ def test_parameters_of_another_size_are_refused(session):
         adam.step({name: np.ones_like(array) for name, array in params.items()})
 
 
+@pytest.mark.parametrize("name", ["OnebitAdam", "ZeroOneAdam", "MomentumSGD", "DiLoCo"])
+def test_empty_parameters_stay(name, session):
+    params = {"w": np.ones(9, np.float32), "none": None, "empty": np.ones((0, 4), np.float32), "one": np.ones(())}
+    grads = {key: None if array is None else np.ones_like(array) for key, array in params.items()}
+    optimizer = getattr(optim, name)(params, session, **({"every": 1} if name == "DiLoCo" else {"lr": 0.1}))
+    params["w"] -= 0.5  # DiLoCo has local steps
+    for _ in range(3):
+        found = optimizer.step() if name == "DiLoCo" else optimizer.step(grads)
+    assert found["none"] is None and found["empty"].shape == (0, 4) and found["w"].max() < 0.9
+    optimizer.load_state_dict(optimizer.state_dict())
+
+
 def test_momenta_outlive_local_steps_at_a_rate_of_zero(session):
     adam = optim.ZeroOneAdam(start(), session, warmup=2, double_every=1, longest=2)
     for step in range(12):
