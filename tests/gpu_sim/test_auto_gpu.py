@@ -9,7 +9,7 @@ from gpu_arrays import foreign_memory, values  # noqa: F401
 
 from espresso_mpi import Session, Tuning
 from espresso_mpi.arrays import device
-from espresso_mpi.autotune import autoplan, room, trials
+from espresso_mpi.autotune import autoplan, payload_costs, room, trials
 from espresso_mpi.autotune.profiling import request
 from espresso_mpi.autotune.profiling.codecs import Codecs
 from espresso_mpi.collectives.messages import gpu_messages
@@ -39,7 +39,8 @@ def test_a_plan_is_made_tried_and_followed(world, monkeypatch):
     gpu, measured = AsyncGpu(monkeypatch), []
     monkeypatch.setattr(request, "_devices", lambda: ("gpu",))  # a simulated one counts for none
     monkeypatch.setattr(trials, "_told_apart", lambda going: True)  # not by how long things take to simulate
-    monkeypatch.setattr(trials, "_HOPELESS", 1e9)  # nor is dense left out because simulated dense steps were long
+    for module in (trials, payload_costs):  # nor is dense left out because simulated dense steps were long
+        monkeypatch.setattr(module, "HOPELESS", 1e9)
     monkeypatch.setattr(payload_buckets, "_REPEATS", 1)
     codec = Codecs._codec
     monkeypatch.setattr(Codecs, "_codec", lambda *given: (measured.append(given[2]), codec(*given))[1])
