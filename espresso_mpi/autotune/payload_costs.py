@@ -1,4 +1,4 @@
-"""What plans owe to the bytes of their messages: which ones need no trial."""
+"""Which plans need no trial, because the bytes of their messages make them too slow."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class PayloadCosts:
     def can_tell(self, one: Tried) -> bool:
         """Whether the step of a plan can show that larger ones need no trial."""
         larger = any(not other.times and self._bytes_of(other) > self._bytes_of(one) for other in self._tried)
-        return larger and encodes_quickly(one.plan)
+        return larger and _encodes_quickly(one.plan)
 
     def would_tell(self, one: Tried) -> bool:
         """Whether a turn of a plan that was followed before the trials, when all was slower, would show it."""
@@ -92,10 +92,10 @@ class PayloadCosts:
 def _tells_of_messages(one: Tried) -> bool:
     """Whether a plan had a turn, and its encodes take about as long as those of others."""
     first, times = one.given
-    return len(one.first) > first and len(one.times) > times and encodes_quickly(one.plan)
+    return len(one.first) > first and len(one.times) > times and _encodes_quickly(one.plan)
 
 
-def encodes_quickly(plan: Plan) -> bool:
+def _encodes_quickly(plan: Plan) -> bool:
     """Whether its compressors take about the same time, so that messages are what makes plans of this kind differ."""
     found = {spec.partition(":")[0] for spec in methods(plan)}
     return bool(found) and found <= {*LIKE_FP32}

@@ -7,7 +7,7 @@ a parameter stands for the steps before it. The papers do not treat this case.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from .rules import Slot
@@ -21,18 +21,19 @@ def with_new(late: Late, slots: Sequence[Slot[Any]], steps: int) -> Late:
     return tuple(sorted({*late, *(slot.tensor.name for slot in slots if slot.new and steps)}))
 
 
-def fill_past(slots: Sequence[Slot[Any]], late: Collection[str], steps: int, averaged: int) -> Late:
+def fill_past(slots: Sequence[Slot[Any]], late: Late, steps: int, averaged: int) -> Late:
     """Fill the moments of those that have a mean gradient now, which is their message.
 
     Args:
         steps, averaged: how many gradients m and v of the other parameters have.
 
     Returns:
-        The names of those that were filled.
+        The names of those that had none.
     """
     found = [slot for slot in slots if slot.tensor.name in late and bool((slot.flat != 0).any())]
     for slot in found:
         first, second = slot.settings.betas
         slot.kept["m"][...] = (1 - first**steps) * slot.flat
         slot.kept["v"][...] = (1 - second**averaged) * slot.flat * slot.flat
-    return tuple(slot.tensor.name for slot in found)
+    filled = {slot.tensor.name for slot in found}
+    return tuple(name for name in late if name not in filled)

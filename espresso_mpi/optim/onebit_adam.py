@@ -103,8 +103,7 @@ class OnebitRule(Rule[Counters]):
         self._mean_gradients(slots)
         before = self.counters.steps
         late = with_new(self.counters.late, slots, before)
-        filled = fill_past(slots, late, before, before)
-        self.counters = replace(self.counters, late=tuple(name for name in late if name not in filled))
+        self.counters = replace(self.counters, late=fill_past(slots, late, before, before))
         self._count()
         for slot in slots:
             s, (first, second) = slot.settings, slot.settings.betas

@@ -101,7 +101,8 @@ class LambRule(Rule[Counters]):
         steps, found = self.counters.steps + 1, dict(self.counters.coefficients)
         last = steps >= self._warmup
         late = with_new(self.counters.late, slots, steps - 1)
-        filled = fill_past(slots, late, steps - 1, steps - 1)
+        still_late = fill_past(slots, late, steps - 1, steps - 1)
+        filled = {*late} - {*still_late}
         for slot in slots:
             s, (first, second), kept, library = slot.settings, slot.settings.betas, slot.kept, slot.tensor.library
             scales = 1 / (1 - first**steps), 1 / (1 - second**steps)
@@ -115,8 +116,7 @@ class LambRule(Rule[Counters]):
             ALONG(library, (slot.tensor.array, slot.flat), (s.lr * coefficient,))
             if last:
                 kept["fresh"][...] = kept["v"]
-        late = tuple(name for name in late if name not in filled)
-        self.counters = Counters(steps, steps if last else 0, found, late)
+        self.counters = Counters(steps, steps if last else 0, found, still_late)
 
     def _coefficient(self, slot: Slot[AdamSettings]) -> float:
         """How long the parameter is for the direction in its message; 1 if one of them is zero."""

@@ -188,8 +188,7 @@ class ZeroOneRule(Rule[Counters]):
         """One step of AdamW on the mean of the gradients."""
         self._mean_gradients(slots)
         updates, typical = self.counters.updates + 1, self._typical.of(slots, self.resting)
-        filled = fill_past(slots, late, step - 1, updates - 1)
-        late = tuple(name for name in late if name not in filled)
+        late = fill_past(slots, late, step - 1, updates - 1)
         self.counters = Counters(step, updates, int(self._policy.update_after(step, updates)), step, late)
         for slot in slots:
             s, (first, second) = slot.settings, slot.settings.betas
