@@ -23,7 +23,7 @@ from ..collectives.messages.agreement import first_failure, on_every_rank, on_ra
 from ..errors import ConfigError
 from ..files import output
 from . import accuracy_tables as tables
-from .accuracy_runs import AUTO, AccuracySettings, Run, Way, usual_ways, ways_of
+from .accuracy_runs import AUTO, AccuracySettings, Run, Way, usual_ways, waits_from, ways_of
 from .accuracy_times import StepTime, priced
 from .datasets import Dataset
 from .defaults import Accuracy as Defaults
@@ -52,7 +52,8 @@ def main(
         workload: "gpt" (the default) or "lstm", on text under AdamW; "resnet", on images under SGD with momentum.
         ways: comma list of ``gloo:none``, ``gloo:fp16``, ``gloo:powersgd:rank=4`` (DDP over gloo); ``gradsync:``,
             ``push:`` or ``sync:`` (with and without overlap) and a compressor, ``none`` or ``auto``; an optimizer of
-            ``optimizer_ways.OWN``, if need be with another compressor after a colon. Default: most of them.
+            ``optimizer_ways.OWN``, if need be with arguments of its class (``+name=value``) and another compressor
+            after a colon: ``onebit-adam+update_clip=1:int2``. Default: most of them.
         seeds: comma list of seeds of weights, batches and stochastic compressors.
         steps: training steps of each run. eval_every: steps between validations; default: a twentieth of all.
         batch: examples of each rank in a step; default: those of the workload shared among the ranks.
@@ -144,8 +145,9 @@ def _trained(
     todo = [(way, seed) for way, seed in dict.fromkeys(configs) if (way.spec, seed) not in done]
     if comm.rank == 0:
         print(_heading(before["settings"], len(todo), len(configs)), flush=True)
-    from .accuracy_ways import train
+    from .accuracy_ways import check, train
 
+    check(comm, settings, list(dict.fromkeys(way for way, _ in todo)))
     with _groups([way for way, _ in todo]) as gloo:
         for way, seed in todo:
             with output.progress(f"{way.spec}, seed {seed}", settings.steps, comm.rank == 0) as advance:
@@ -172,7 +174,7 @@ def _heading(settings: dict[str, Any], todo: int, configs: int) -> str:
 
 def show(runs: Sequence[Run], settings: dict[str, Any], tolerance: float, plot: Path | None) -> None:
     """Print the table and what it comes to, and draw the curves if asked."""
-    found = tables.groups(runs, tolerance)
+    found = tables.groups(runs, tolerance, settings)
     target, unit = found[0].target, workload_of(settings["workload"]).unit
     goal = "" if target is None else f"; target {target:.4f}, fp32 + {tolerance:g} %"
     tables.TABLE.show(f"{tables.describe(settings)}\nloss: validation, {unit}{goal}", found)
@@ -203,7 +205,7 @@ def _priced(
     known = None if timed is None else rows_of(timed["step_times"], StepTime)
     found = _step_times(comm, settings, runs, repeats) if known is None else known
     told = {**before["settings"], **cell, "curves_rate": before["settings"]["rate"]}
-    rows = _with_seconds(runs, found, comm.rank == 0)
+    rows = _with_seconds(runs, found, settings, comm.rank == 0)
     if not rows:  # on every rank: all have the same times
         raise ConfigError(
             f"--curves {curves}: of none of its ways, all kinds of steps were timed; use more --repeats than {repeats}"
@@ -228,9 +230,11 @@ def _step_times(comm: Any, settings: AccuracySettings, runs: Sequence[Run], repe
         return time_steps(comm, data, settings, chosen, gloo, Repetitions(repeats, tick=advance))
 
 
-def _with_seconds(runs: Sequence[Run], times: Sequence[StepTime], says: bool) -> list[Run]:
+def _with_seconds(
+    runs: Sequence[Run], times: Sequence[StepTime], settings: AccuracySettings, says: bool
+) -> list[Run]:  # fmt: skip
     """Runs with the seconds that their steps take, those whose steps were timed; says which ways are left out."""
-    found = {(run.way, run.seed): priced(run, times) for run in runs}
+    found = {(run.way, run.seed): priced(run, times, waits_from(run.way, settings)) for run in runs}
     missing = sorted({way for (way, _), run in found.items() if run is None})
     if missing and says:
         print(f"Left out, because not all their kinds of steps were timed: {', '.join(missing)}")

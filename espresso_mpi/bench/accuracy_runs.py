@@ -9,7 +9,7 @@ from ..compressors.registry import split_specs
 from ..errors import ConfigError
 from .defaults import Accuracy as Defaults
 from .loss_curves import LossCurve, Point
-from .optimizer_ways import FEEDBACK, OWN, Phases
+from .optimizer_ways import FEEDBACK, OWN, Choice, Phases
 from .workloads import workload_of
 
 AVERAGING = ("gloo", "push", "sync", "gradsync")
@@ -66,17 +66,19 @@ class AccuracySettings:
 
 @dataclass(frozen=True)
 class Way:
-    """How a model is trained by all ranks: ``gradsync:int8``, ``gloo:fp16``, ``onebit-adam``, ``diloco:int4``.
+    """How a model is trained by all ranks: ``gradsync:int8``, ``gloo:fp16``, ``diloco:int4``, ``diloco+every=30``.
 
     Attributes:
         spec: its name, as it was given.
         kind: one of ``AVERAGING``, or an optimizer that synchronises by itself.
         compressor: its spec, "none", or "auto".
+        choice: the optimizer with its arguments; None for ``AVERAGING``.
     """
 
     spec: str
     kind: str
     compressor: str
+    choice: Choice | None = None
 
     def optimizer(self, usual: str) -> str:
         """The optimizer's name; ``usual``: of ways that average gradients."""
@@ -95,6 +97,8 @@ class Run:
         wall_seconds: how long it took, validation included.
         curve: seconds of training, bytes and loss on the way.
         sent_by_step: bytes that a rank sent in each step, the mean over the ranks.
+        computing: share of the time after the dense steps in which ranks do not wait for averages, where it is known
+            from step times, and some of these steps send nothing.
     """
 
     way: str
@@ -106,6 +110,7 @@ class Run:
     wall_seconds: float
     curve: tuple[Point, ...]
     sent_by_step: tuple[int, ...]
+    computing: float | None = None
 
     @classmethod
     def of(cls, way: Way, seed: int, lr: float, curve: LossCurve) -> Run:
@@ -134,13 +139,27 @@ def ways_of(text: str) -> list[Way]:
     return [_way_of(spec) for spec in dict.fromkeys(found)]
 
 
+def dense_of(spec: str, settings: AccuracySettings) -> int:
+    """The first steps of a way, in which its optimizer synchronises gradients; 0 where it has no others."""
+    choice = _way_of(spec).choice
+    return 0 if choice is None or not choice.begins_dense else choice.phases(settings.phases).dense
+
+
+def waits_from(spec: str, settings: AccuracySettings) -> int | None:
+    """The step from which a way waits for messages only in steps that send some; None if there is none."""
+    choice = _way_of(spec).choice
+    return None if choice is None or choice.delays else dense_of(spec, settings)
+
+
 def _way_of(spec: str) -> Way:
-    kind, _, compressor = spec.partition(":")
+    named, _, compressor = spec.partition(":")
+    kind = named.partition("+")[0]
     if kind in OWN:
         compressor = compressor or OWN[kind]
-    elif kind not in AVERAGING or not compressor:
+    elif named not in AVERAGING or not compressor:
         raise ConfigError(
-            f"--ways {spec!r}; expected {', '.join(AVERAGING)} with a method after a colon, or one of {', '.join(OWN)}"
+            f"--ways {spec!r}; expected {', '.join(AVERAGING)} with a method after a colon, or one of "
+            f"{', '.join(OWN)}, if need be with arguments, such as onebit-adam+update_clip=1"
         )
     if kind == "gloo":
         if compressor.partition(":")[0] not in GLOO:
@@ -149,4 +168,4 @@ def _way_of(spec: str) -> Way:
         raise ConfigError(f"--ways {spec!r}; expected a compressor: plans have no feedback of an optimizer's own")
     elif compressor not in ("none", AUTO):
         get(compressor)
-    return Way(spec, kind, compressor)
+    return Way(spec, kind, compressor, Choice.of(named) if kind in OWN else None)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from statistics import fmean
 from typing import Any
 
-from .accuracy_runs import Run
+from .accuracy_runs import AccuracySettings, Run, dense_of
 from .harness.columns import MB, MS, Column, Table, Unit
 from .harness.resuming import rows_of
 
@@ -35,11 +35,13 @@ class Group:
         runs: one for each seed.
         target: the loss to reach; None where there is no run in fp32.
         baseline: the final loss of fp32, the mean over its seeds.
+        dense: the first steps, in which the way's optimizer synchronises gradients; 0 of others.
     """
 
     runs: Sequence[Run]
     target: float | None
     baseline: float | None
+    dense: int = 0
 
     @property
     def way(self) -> str:
@@ -94,6 +96,18 @@ class Group:
         return fmean(sum(run.curve[-1].sent.values()) / run.curve[-1].step for run in self.runs)
 
     @property
+    def later_bytes(self) -> float | None:
+        """The same of the steps after the dense ones; None where there are none of these."""
+        later = [sent for run in self.runs for sent in run.sent_by_step[self.dense :]]
+        return fmean(later) if self.dense and later else None
+
+    @property
+    def computing(self) -> float | None:
+        """Of the time after the dense steps, the share in which ranks do not wait for averages, if that is known."""
+        known = [run.computing for run in self.runs if run.computing is not None]
+        return fmean(known) if known else None
+
+    @property
     def replicas(self) -> str:
         """Whether all ranks ended with the same weights."""
         return "identical" if all(run.replicas_identical for run in self.runs) else "DIFFER"
@@ -113,13 +127,21 @@ def target_of(runs: Sequence[Run], tolerance: float) -> tuple[float | None, floa
     return None, None
 
 
-def groups(runs: Sequence[Run], tolerance: float) -> list[Group]:
-    """The runs by way, in the order in which they were made."""
+def groups(runs: Sequence[Run], tolerance: float, settings: Mapping[str, Any]) -> list[Group]:
+    """The runs by way, in the order in which they were made.
+
+    Args:
+        settings: those of the file. Files of earlier versions can lack some; then dense steps are not known.
+    """
+    known: dict[str, Any] = {field.name: settings.get(field.name) for field in fields(AccuracySettings)}
+    complete = None if None in (known["dense_steps"], known["every"]) else AccuracySettings(**known)
     target, baseline = target_of(runs, tolerance)
     ways: dict[str, list[Run]] = {}
     for run in runs:
         ways.setdefault(run.way, []).append(run)
-    return [Group(own, target, baseline) for own in ways.values()]
+    return [
+        Group(own, target, baseline, 0 if complete is None else dense_of(way, complete)) for way, own in ways.items()
+    ]
 
 
 def describe(settings: Mapping[str, Any]) -> str:
@@ -135,7 +157,7 @@ def describe(settings: Mapping[str, Any]) -> str:
 def markdown(result: Mapping[str, Any], tolerance: float) -> str:
     """A result for a page: its table, which way is first, and where seconds are from."""
     settings = result["settings"]
-    found = groups(rows_of(result["rows"], Run), tolerance)
+    found = groups(rows_of(result["rows"], Run), tolerance, settings)
     times = ""
     if "step_times" in result:
         rate = settings["curves_rate"] or "one node"
@@ -188,6 +210,7 @@ def _to_target(name: str, unit: Unit, field: str) -> Column:
 
 
 _LOSS = Unit("", 1, ".4f")
+_KIB = Unit("", 1 / 1024, ".1f")
 
 TABLE = Table(
     (
@@ -200,7 +223,9 @@ TABLE = Table(
         _to_target("s to target", Unit("", 1, ".1f"), "seconds"),
         _to_target("to target", MB, "sent"),
         Column("step", "step_seconds", MS),
-        Column("KiB per step", "step_bytes", Unit("", 1 / 1024, ".1f")),
+        Column("KiB per step", "step_bytes", _KIB),
+        Column("after dense", "later_bytes", _KIB),
+        Column("computing %", "computing", Unit("", 100, ".1f")),
         Column("replicas", "replicas", left=True),
     )
 )

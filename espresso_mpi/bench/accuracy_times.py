@@ -22,6 +22,9 @@ _FAR = 1.25
 """Between the bytes of a step and those of the nearest kind that was timed: more than an octave, for kinds are means of
 steps, and now and then a payload is sent twice, where ranks did not make the call that was expected."""
 
+_SILENT = 1024
+"""Bytes of a local step at most: none but those of small agreements."""
+
 
 @dataclass(frozen=True)
 class StepTime:
@@ -54,11 +57,13 @@ def step_times_of(way: str, sent: np.ndarray, seconds: np.ndarray) -> list[StepT
     return found
 
 
-def priced(run: Run, times: Sequence[StepTime]) -> Run | None:
+def priced(run: Run, times: Sequence[StepTime], dense: int | None) -> Run | None:
     """The same run with the seconds that its steps take by ``times``; None: no step like some of them was timed.
 
     Args:
         times: of all ways; those of the run's way count.
+        dense: the first steps, in which optimizers of other messages synchronise gradients; None: steps that send
+            nothing may wait for messages, so it is not known when ranks compute.
     """
     own = [time for time in times if time.way == run.way]
     if not own:
@@ -67,7 +72,14 @@ def priced(run: Run, times: Sequence[StepTime]) -> Run | None:
     if any(abs(_log(time.sent) - _log(count)) > _FAR for time, count in zip(like, run.sent_by_step)):
         return None
     clock = np.concatenate([[0.0], np.cumsum([time.seconds for time in like])])
-    return replace(run, curve=tuple(replace(point, seconds=float(clock[point.step])) for point in run.curve))
+    curve = tuple(replace(point, seconds=float(clock[point.step])) for point in run.curve)
+    return replace(run, curve=curve, computing=None if dense is None else _computing(like[dense:]))
+
+
+def _computing(steps: Sequence[StepTime]) -> float | None:
+    """The share of their time that is no waiting for averages, by those of them that send nothing; None without any."""
+    local = [step.seconds for step in steps if step.sent < _SILENT]
+    return len(steps) * local[0] / sum(step.seconds for step in steps) if local else None
 
 
 def _log(sent: float) -> float:

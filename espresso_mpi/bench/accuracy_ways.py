@@ -78,19 +78,17 @@ class Training:
         require_same_start(comm, data.digest, self.replica.digest(), "torch")
         self.batches = data.batches(comm.size, comm.rank, seed, settings.batch)
         self.steps, self._scale, self._done = steps, scale, 0
-        phases = settings.phases if steps == settings.steps else settings.phases.shortened(steps)
-        self.method, self.close = self._method(comm, way, seed, phases, gloo)
+        self.method, self.close = self._method(comm, way, seed, settings.phases, gloo)
 
     def _method(
-        self, comm: Any, way: Way, seed: int, phases: Phases, gloo: Any
+        self, comm: Any, way: Way, seed: int, usual: Phases, gloo: Any
     ) -> tuple[Method, Callable[[], object]]:  # fmt: skip
-        if way.kind in AVERAGING:
+        if way.choice is None:
             averaged = Averaged(comm, way.spec, self.replica.model, gloo, POWERSGD_DENSE, seed, Tuning.share)
             return Averaging(averaged, self.replica), averaged.close
-        how: dict[str, Any] = {"plan": "auto"} if way.compressor == "auto" else {"compressor": way.compressor}
-        session = Session(comm, seed=seed, feedback=FEEDBACK.get(way.kind, "auto"), **how)
-        session.judge_for(None)
-        return OptimizerTraining(way.kind, session, self.replica, phases), session.close
+        session = _session(comm, way, seed)
+        phases = way.choice.phases(usual).shortened(self.steps)
+        return OptimizerTraining(way.choice, session, self.replica, phases), session.close
 
     def rate(self, step: int) -> float:
         """Learning rate of a step."""
@@ -100,6 +98,26 @@ class Training:
         """The next step."""
         self.method.step(self.batches(), self.rate(self._done))
         self._done += 1
+
+
+def _session(comm: Any, way: Way, seed: int) -> Session:
+    """What an optimizer sends its messages by."""
+    how: dict[str, Any] = {"plan": "auto"} if way.compressor == "auto" else {"compressor": way.compressor}
+    session = Session(comm, seed=seed, feedback=FEEDBACK.get(way.kind, "auto"), **how)
+    session.judge_for(None)
+    return session
+
+
+def check(comm: Any, settings: AccuracySettings, ways: Sequence[Way]) -> None:
+    """Make every optimizer that has arguments once, before the first run. Collective.
+
+    Raises:
+        ConfigError: an argument has a wrong value.
+    """
+    for way in ways:
+        if way.choice is not None:
+            with _session(comm, way, 0) as session:
+                way.choice.check(session, settings.phases)
 
 
 def train(

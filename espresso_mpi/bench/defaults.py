@@ -134,7 +134,7 @@ class Accuracy:
         "gloo:none,gloo:fp16,gloo:powersgd:rank=4,gradsync:none,gradsync:fp16,gradsync:int8,gradsync:int4,"
         "gradsync:onebit,gradsync:topk:ratio=0.01,gradsync:powersgd:rank=4"
     )
-    momenta = "onebit-adam,onebit-adam:int2,clipped-onebit-adam,onebit-lamb,zero-one-adam,clan,muloco"
+    momenta = "onebit-adam,onebit-adam:int2,onebit-adam+update_clip=1,onebit-lamb,zero-one-adam,clan,muloco"
     local = "diloco,streaming,sparseloco,demo,gradsync:auto"
     seeds = "0,1,2"
     steps = 300

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,7 @@ from .gpt_shape import Shape as Shape
 from .harness.replicas import place_on_node, require_same_start
 from .loss_curves import LearningRateSchedule, LossCurve, follow
 from .model import learning_rate
-from .optimizer_ways import BASES, FEEDBACK, MOMENTUM, OptimizerTraining, Phases
+from .optimizer_ways import BASES, FEEDBACK, MOMENTUM, Choice, OptimizerTraining, Phases
 from .training import Method
 
 RATES = {
@@ -28,8 +28,6 @@ RATES = {
     "onebit-adam": 1e-3,
     "onebit-lamb": 1e-2,
     "zero-one-adam": 1e-3,
-    "clipped-onebit-adam": 1e-3,
-    "clipped-zero-one-adam": 1e-3,
     "momentum-sgd": 0.003,
     "diloco": 1e-3,
     "muloco": 3e-3,
@@ -70,7 +68,10 @@ class OptimizerSettings:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """What one run has for itself: an optimizer of ``RATES``, its peak learning rate, a method, a seed."""
+    """What one run has for itself: an optimizer of ``RATES``, its peak learning rate, a method, a seed.
+
+    The optimizer is a name, with arguments of its class or without: see ``optimizer_ways.Choice``.
+    """
 
     optimizer: str
     lr: float
@@ -85,7 +86,12 @@ class RunConfig:
     @property
     def momentum(self) -> float:
         """The optimizer's: 0 for AdamW, and where the method has a momentum of its own (dgc, signum)."""
-        return momentum_of(BASES[self.optimizer], self.method.compressor)
+        return momentum_of(BASES[self.choice.name], self.method.compressor)
+
+    @property
+    def choice(self) -> Choice:
+        """The optimizer, and arguments of its class."""
+        return Choice.of(self.optimizer)
 
 
 @dataclass(frozen=True)
@@ -136,19 +142,35 @@ def train(
     from .replica import Replica
 
     threads = launch.threads_per_rank(place_on_node(comm)[0])
-    replica = Replica(GPT(settings.shape, config.seed), BASES[config.optimizer], config.momentum, threads)
+    replica = Replica(GPT(settings.shape, config.seed), BASES[config.choice.name], config.momentum, threads)
     data = Characters(corpus, settings.shape.context, settings.validation_stride)
     require_same_start(comm, data.digest, replica.digest(), "torch")
-    method = config.method
     batches = data.batches(comm.size, comm.rank, config.seed, settings.batch)
     schedule = LearningRateSchedule(
         settings.steps, settings.eval_every, lambda step: learning_rate(step, settings.steps, config.lr, WARMUP)
     )
-    feedback = FEEDBACK.get(config.optimizer, method.feedback)
-    with Session(comm, compressor=method.compressor, seed=config.seed, feedback=feedback) as session:
-        session.judge_for(None)
-        way = OptimizerTraining(config.optimizer, session, replica, Phases.usual(settings.steps))
+    with _session(comm, config) as session:
+        phases = config.choice.phases(Phases.usual(settings.steps))
+        way = OptimizerTraining(config.choice, session, replica, phases)
         return _row(config, follow(comm, replica, way, data, batches, schedule, advance))
+
+
+def _session(comm: Any, config: RunConfig) -> Session:
+    feedback = FEEDBACK.get(config.choice.name, config.method.feedback)
+    session = Session(comm, compressor=config.method.compressor, seed=config.seed, feedback=feedback)
+    session.judge_for(None)
+    return session
+
+
+def check(comm: Any, configs: Sequence[RunConfig], settings: OptimizerSettings) -> None:
+    """Make every optimizer that has arguments once, before the first run. Collective.
+
+    Raises:
+        ConfigError: an argument has a wrong value.
+    """
+    for config in configs:
+        with _session(comm, config) as session:
+            config.choice.check(session, Phases.usual(settings.steps))
 
 
 def _row(config: RunConfig, curve: LossCurve) -> Row:

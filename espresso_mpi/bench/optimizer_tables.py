@@ -10,7 +10,7 @@ from typing import Any
 from .harness import resuming
 from .harness.columns import Column, Table, Unit
 from .optimizer_runs import Row
-from .optimizer_ways import BASES
+from .optimizer_ways import BASES, Choice
 
 
 def rows_of(raw: Sequence[Mapping[str, Any]]) -> list[Row]:
@@ -94,7 +94,7 @@ def groups(rows: Sequence[Row]) -> list[Group]:
         found.setdefault((row.optimizer, row.lr), {}).setdefault(row.method, []).append(row)
     made = []
     for (optimizer, lr), methods in found.items():
-        base = BASES[optimizer]
+        base = BASES[Choice.of(optimizer).name]
         baseline = {row.seed: row.loss for row in found.get((base, lr), {}).get("fp32", [])}
         itself = "fp32" if base == optimizer else None
         made += [Group(runs, [] if name == itself else changes(runs, baseline)) for name, runs in methods.items()]

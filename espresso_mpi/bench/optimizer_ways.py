@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from inspect import signature
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
+from espresso_mpi.errors import ConfigError
 from espresso_mpi.session import Session
 
 from ..optim import Clan, DeMo, DiLoCo, MomentumSGD, OnebitAdam, OnebitLamb, ZeroOneAdam
@@ -35,28 +38,28 @@ _TIMED = 4
 MOMENTUM = 0.9
 """Of SGD."""
 
-CLIP = 1.0
-"""``update_clip`` of ``clipped-onebit-adam`` and ``clipped-zero-one-adam``."""
-
 EVERY = 15
 """Local steps of those of ``LOCAL`` between two averages: few, because runs are short."""
 
 FRAGMENTS, DELAY = 4, 5
 """Of ``streaming``, as in its paper; the delay is shorter where averages come more often."""
 
-
-def _streaming(params: dict[str, Any], session: Session, every: int) -> DiLoCo:
-    fragments = min(FRAGMENTS, every)
-    return DiLoCo(params, session, every, fragments=fragments, delay=min(DELAY, (every - 1) // fragments))
-
-
 LOCAL: dict[str, Callable[..., DiLoCo]] = {
     "diloco": DiLoCo,
-    "streaming": _streaming,
+    "streaming": DiLoCo,
     "muloco": DiLoCo,
     "sparseloco": DiLoCo.sparse,
 }
 """The optimizers that take local steps by the optimizer of ``BASES``, and what averages them."""
+
+_OWN: dict[str, Callable[..., Any]] = {
+    "onebit-adam": OnebitAdam,
+    "onebit-lamb": OnebitLamb,
+    "zero-one-adam": ZeroOneAdam,
+    "momentum-sgd": MomentumSGD,
+    "demo": DeMo,
+}
+"""The optimizers that synchronise by themselves."""
 
 INTERVALS = 3
 """How many intervals ``zero-one-adam`` has after its warm-up, of equal numbers of steps: 1, 2 and 4."""
@@ -68,8 +71,6 @@ BASES = {
     "onebit-adam": "adamw",
     "onebit-lamb": "adamw",
     "zero-one-adam": "adamw",
-    "clipped-onebit-adam": "adamw",
-    "clipped-zero-one-adam": "adamw",
     "momentum-sgd": "sgd",
     "diloco": "adamw",
     "streaming": "adamw",
@@ -86,8 +87,6 @@ OWN = {
     "onebit-adam": "onebit",
     "onebit-lamb": "onebit",
     "zero-one-adam": "onebit",
-    "clipped-onebit-adam": "onebit",
-    "clipped-zero-one-adam": "onebit",
     "momentum-sgd": "onebit",
     "diloco": "int4",
     "streaming": "int4",
@@ -112,12 +111,14 @@ class Phases:
         dense: the first steps, in which an optimizer synchronises gradients.
         every: local steps between two averages.
         long: whether those steps are enough for ``WARMUP``; None: by their number.
+        brief: of a run that is only timed, and has all kinds of steps.
     """
 
     steps: int
     dense: int
     every: int = EVERY
     long: bool | None = None
+    brief: bool = False
 
     @property
     def warmup(self) -> str:
@@ -141,7 +142,7 @@ class Phases:
         if steps == self.steps:
             return self
         dense = max(1, min(_TIMED, steps // 3), round(self.dense * steps / self.steps))
-        return Phases(steps, dense, max(1, min(self.every, (steps - dense - 1) // 2)), self._long)
+        return Phases(steps, dense, max(1, min(self.every, (steps - dense - 1) // 2)), self._long, brief=True)
 
 
 class Way(Protocol):
@@ -154,13 +155,130 @@ class Way(Protocol):
         """Make the replicas equal. Collective."""
 
 
-def way_of(optimizer: str, session: Session, replica: Replica, phases: Phases) -> Way:
+@dataclass(frozen=True)
+class Choice:
+    """One of ``BASES``, and arguments of its class: ``onebit-adam+update_clip=1+warmup=100``.
+
+    Attributes:
+        name: the optimizer.
+        options: the arguments.
+    """
+
+    name: str
+    options: tuple[tuple[str, Any], ...] = ()
+
+    @classmethod
+    def of(cls, text: str) -> Choice:
+        """From text; "none", "true" and "false" are those of Python.
+
+        Raises:
+            ConfigError: its class has no such argument. Whether there is such an optimizer is not checked.
+        """
+        name, *given = text.split("+")
+        allowed = _arguments(name)
+        options = {}
+        for part in given:
+            key, assigned, value = part.partition("=")
+            if not assigned or key not in allowed:
+                listed = f"name=value with a name of {', '.join(allowed)}" if allowed else f"no arguments of {name!r}"
+                raise ConfigError(f"{text!r}: {part!r} after a '+'; expected {listed}")
+            options[key] = _value(value)
+        return cls(name, tuple(options.items()))
+
+    @property
+    def begins_dense(self) -> bool:
+        """Whether it synchronises gradients in the first steps."""
+        return self.name in LOCAL or "warmup" in self._arguments
+
+    @property
+    def delays(self) -> bool:
+        """Whether messages travel during later steps."""
+        return bool(self._arguments.get("delay"))
+
+    @property
+    def _arguments(self) -> dict[str, Any]:
+        return {**_usual(self.name, Phases.usual(100)), **dict(self.options)}
+
+    def phases(self, usual: Phases) -> Phases:
+        """The parts of a run, if arguments name them."""
+        named = {"warmup": "dense", "every": "every"}
+        given: dict[str, Any] = {named[k]: v for k, v in self.options if k in named and type(v) is int}
+        return replace(usual, **given)
+
+    def check(self, session: Session, phases: Phases) -> None:
+        """Make the optimizer once without a model, so that an argument is refused before the first run.
+
+        Raises:
+            ConfigError: an argument has a wrong value.
+        """
+        if self.options:
+            self.make({"weight": np.zeros(1, np.float32)}, session, self.phases(phases))
+
+    def make(self, params: dict[str, Any], session: Session, phases: Phases) -> Any:
+        """The optimizer of ``params``. One that takes local steps must have their other optimizer beside it.
+
+        Raises:
+            ConfigError: an argument has a wrong value.
+        """
+        arguments = {**_usual(self.name, phases), **self._given(phases)}
+        if phases.brief and "fragments" in arguments:
+            arguments["fragments"] = min(arguments["fragments"], phases.every)
+            arguments["delay"] = min(arguments.get("delay", 0), (phases.every - 1) // arguments["fragments"])
+        return (_OWN | LOCAL)[self.name](params, session, **arguments)
+
+    def _given(self, phases: Phases) -> dict[str, Any]:
+        """The arguments, with the steps of a run that may be shorter."""
+        given = dict(self.options)
+        for key, steps in (("warmup", phases.dense), ("every", phases.every)):
+            if type(given.get(key)) is int:
+                given[key] = steps
+        if phases.brief:  # so that it comes to later steps, too
+            given = {k: v for k, v in given.items() if (k, v) != ("warmup", "auto") and (k != "double_every" or not v)}
+        return given
+
+
+def _arguments(name: str) -> list[str]:
+    """What a class takes beside parameters, session, and a learning rate that follows the schedule."""
+    made = _OWN.get(name) or LOCAL.get(name)
+    return [] if made is None else [
+        key for key in signature(made).parameters if key not in ("params", "session") and (name in LOCAL or key != "lr")
+    ]  # fmt: skip
+
+
+def _value(text: str) -> Any:
+    words = {"none": None, "true": True, "false": False}
+    if text.lower() in words:
+        return words[text.lower()]
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _usual(name: str, phases: Phases) -> dict[str, Any]:
+    """Arguments of its class in short runs."""
+    if name in ("onebit-adam", "onebit-lamb"):
+        return {"warmup": phases.dense, "warmup_compressor": phases.warmup}
+    if name == "zero-one-adam":
+        every = max(1, -(-(phases.steps - phases.dense) // INTERVALS))
+        return {"warmup": phases.dense, "double_every": every, "warmup_compressor": RARE}
+    if name == "momentum-sgd":
+        return {"momentum": MOMENTUM}
+    if name == "streaming":
+        fragments = min(FRAGMENTS, phases.every)
+        return {"every": phases.every, "fragments": fragments, "delay": min(DELAY, (phases.every - 1) // fragments)}
+    return {"every": phases.every} if name in LOCAL else {}
+
+
+def way_of(choice: Choice, session: Session, replica: Replica, phases: Phases) -> Way:
     """The steps of one of ``BASES``."""
-    if optimizer in _OWN:
-        return _Own(_OWN[optimizer](dict(replica.model.named_parameters()), session, phases))
-    if optimizer in LOCAL:
-        return _Local(session, replica, phases, LOCAL[optimizer])
-    if optimizer == "clan":
+    if choice.name in _OWN:
+        return _Own(choice.make(dict(replica.model.named_parameters()), session, phases))
+    if choice.name in LOCAL:
+        return _Local(session, replica, phases, choice)
+    if choice.name == "clan":
         return _Clan(session, replica)
     return _Gradients(session, replica)
 
@@ -168,8 +286,8 @@ def way_of(optimizer: str, session: Session, replica: Replica, phases: Phases) -
 class OptimizerTraining:
     """Gradients of this rank alone, and what one of ``BASES`` makes of them: a ``loss_curves.Method``."""
 
-    def __init__(self, optimizer: str, session: Session, replica: Replica, phases: Phases) -> None:
-        self._way, self._session, self._replica = way_of(optimizer, session, replica, phases), session, replica
+    def __init__(self, choice: Choice, session: Session, replica: Replica, phases: Phases) -> None:
+        self._way, self._session, self._replica = way_of(choice, session, replica, phases), session, replica
 
     def step(self, batch: Batch, rate: float) -> None:
         """Gradient, synchronisation, update."""
@@ -210,47 +328,6 @@ class _Clan(_Gradients):
         self._clan.step(self._session.sync(grads))
 
 
-def _onebit_adam(
-    params: dict[str, Any], session: Session, phases: Phases, update_clip: float | None = None
-) -> OnebitAdam:
-    return OnebitAdam(
-        params, session, warmup=phases.dense, warmup_compressor=phases.warmup, update_clip=update_clip
-    )  # fmt: skip
-
-
-def _zero_one_adam(
-    params: dict[str, Any], session: Session, phases: Phases, update_clip: float | None = None
-) -> ZeroOneAdam:
-    every = max(1, -(-(phases.steps - phases.dense) // INTERVALS))
-    return ZeroOneAdam(
-        params, session, warmup=phases.dense, double_every=every, warmup_compressor=RARE, update_clip=update_clip
-    )
-
-
-def _momentum_sgd(params: dict[str, Any], session: Session, phases: Phases) -> MomentumSGD:
-    return MomentumSGD(params, session, momentum=MOMENTUM)
-
-
-def _demo(params: dict[str, Any], session: Session, phases: Phases) -> DeMo:
-    return DeMo(params, session)
-
-
-def _onebit_lamb(params: dict[str, Any], session: Session, phases: Phases) -> OnebitLamb:
-    return OnebitLamb(params, session, warmup=phases.dense, warmup_compressor=phases.warmup)
-
-
-_OWN: dict[str, Callable[..., Any]] = {
-    "onebit-lamb": _onebit_lamb,
-    "onebit-adam": _onebit_adam,
-    "zero-one-adam": _zero_one_adam,
-    "clipped-onebit-adam": partial(_onebit_adam, update_clip=CLIP),
-    "clipped-zero-one-adam": partial(_zero_one_adam, update_clip=CLIP),
-    "momentum-sgd": _momentum_sgd,
-    "demo": _demo,
-}
-"""The optimizers that synchronise by themselves."""
-
-
 class _Own:
     """The optimizer synchronises by itself."""
 
@@ -269,9 +346,9 @@ class _Own:
 class _Local:
     """Gradients first, then the progress of local steps."""
 
-    def __init__(self, session: Session, replica: Replica, phases: Phases, make: Callable[..., DiLoCo]) -> None:
-        self._session, self._replica, self._make = session, replica, make
-        self._dense, self._every = phases.dense, phases.every
+    def __init__(self, session: Session, replica: Replica, phases: Phases, choice: Choice) -> None:
+        self._session, self._replica, self._choice = session, replica, choice
+        self._dense, self._phases = phases.dense, phases
         self._diloco: DiLoCo | None = None
 
     def step(self, grads: dict[str, Any], rate: float) -> None:
@@ -281,7 +358,8 @@ class _Local:
         self._replica.update(rate)
         if not self._dense:
             if self._diloco is None:
-                self._diloco = self._make(dict(self._replica.model.named_parameters()), self._session, self._every)
+                params = dict(self._replica.model.named_parameters())
+                self._diloco = self._choice.make(params, self._session, self._phases)
                 return
             self._diloco.step()
 

@@ -24,8 +24,8 @@ from . import text
 from .defaults import Optimizers as Defaults
 from .harness.replicas import world
 from .harness.resuming import KeptRuns, begin
-from .optimizer_runs import RATES, WARMUP, OptimizerSettings, Row, RunConfig, Shape, train
-from .optimizer_ways import FEEDBACK
+from .optimizer_runs import RATES, WARMUP, OptimizerSettings, Row, RunConfig, Shape, check, train
+from .optimizer_ways import FEEDBACK, Choice
 from .training import Method
 
 TOTAL_BATCH = 8
@@ -55,6 +55,7 @@ def main(
         optimizer: comma list of "adamw", "muon" and "demo"; "sgd" and "momentum-sgd", which have a momentum of 0.9;
             "onebit-adam", "onebit-lamb", "zero-one-adam", "diloco", "muloco" and "sparseloco", which begin with a fifth
             of the steps on gradients, or some of them. "demo" and "sparseloco" have the error feedback of their papers.
+            Arguments of its class can follow: "onebit-adam+update_clip=1+warmup=100".
         lr: comma list of peak learning rates, of every optimizer named; default: ``optimizer_runs.RATES``.
         seeds: comma list of seeds of weights, batches and stochastic compressors.
         steps: training steps of each run.
@@ -94,6 +95,7 @@ def _trained(
     todo = [config for config in configs if not any(same_run(config, row) for row in report.rows)]
     if comm.rank == 0:
         print(_heading(corpus, settings, comm.size, len(todo), len(configs)), flush=True)
+    check(comm, todo, settings)
     for config in todo:
         with output.progress(config.label, settings.steps, comm.rank == 0) as advance:
             report.add(train(comm, corpus, config, settings, advance))
@@ -112,15 +114,16 @@ def configs_of(optimizer: str, lr: str | None, methods: Sequence[Method], seeds:
         ConfigError: an argument cannot be read.
     """
     names = [name.strip() for name in optimizer.split(",")]
+    usual = {name: RATES.get(Choice.of(name).name) for name in names}
     for name in names:
-        if name not in RATES:
+        if usual[name] is None:
             raise ConfigError(f"--optimizer {name!r}; expected {' or '.join(RATES)}, some with commas between them")
     rates = None if lr is None else numbers("--lr", lr, float)
     runs = [
         RunConfig(name, rate, method, seed)
         for seed, name in itertools.product(numbers("--seeds", seeds, int), names)
-        for rate, method in itertools.product(rates or [RATES[name]], methods)
-        if method.feedback or name not in FEEDBACK
+        for rate, method in itertools.product(rates or [usual[name]], methods)
+        if method.feedback or Choice.of(name).name not in FEEDBACK
     ]
     return list(dict.fromkeys(runs))
 

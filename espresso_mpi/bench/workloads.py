@@ -42,8 +42,8 @@ class Workload:
 WORKLOADS = {
     "gpt": Workload("adamw", RATES, 8, 256, 4, "bits per character"),
     "lstm": Workload("adamw", {**RATES, "adamw": 6e-3, "onebit-adam": 6e-3, "zero-one-adam": 6e-3,
-                               "clipped-onebit-adam": 6e-3, "clipped-zero-one-adam": 6e-3, "diloco": 6e-3,
-                               "streaming": 6e-3, "sparseloco": 6e-3, "ef21": 6e-3}, 8, 256, 2, "bits per character"),
+                               "diloco": 6e-3, "streaming": 6e-3, "sparseloco": 6e-3, "ef21": 6e-3},
+                     8, 256, 2, "bits per character"),
     "resnet": Workload("sgd", {**RATES, "sgd": 0.02, "momentum-sgd": 0.02, "diloco": 0.02, "streaming": 0.02,
                                "sparseloco": 0.02, "ef21": 0.02}, 64, 32, 2, "bits per image"),
 }  # fmt: skip

@@ -189,7 +189,7 @@ def split_specs(text: str) -> list[str]:
     """The parts of a comma list. A bare ``parameter=value`` belongs to the part before it."""
     found: list[str] = []
     for part in filter(None, (part.strip() for part in text.split(","))):
-        if found and "=" in part and ":" not in part:
+        if found and part.partition("=")[0].isidentifier() and "=" in part and ":" not in part:
             found[-1] += f",{part}"
         else:
             found.append(part)

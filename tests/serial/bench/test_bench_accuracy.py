@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
+from espresso_mpi import Session
 from espresso_mpi.bench import accuracy, accuracy_runs, accuracy_tables, accuracy_times, datasets, report
 from espresso_mpi.bench.accuracy_times import StepTime
 from espresso_mpi.bench.loss_curves import Point
@@ -36,15 +38,18 @@ RUNS = [
 ]
 """The target is 2.02 with a tolerance of 1 %: that of both seeds of fp32, which the mean curve meets at the end."""
 
+SETTINGS = {"workload": "gpt", "steps": 4, "batch": 4, "eval_every": 1, "width": 64, "layers": 1, "dense_steps": 1,
+            "every": 2, "lr": None}  # fmt: skip
+
 
 def test_the_table_has_seconds_and_bytes_to_the_target_of_fp32():
-    found = accuracy_tables.groups(RUNS, 1.0)
+    found = accuracy_tables.groups(RUNS, 1.0, SETTINGS)
     assert accuracy_tables.TABLE.lines(found) == [
-        ["gloo:none", "2", "2.0000", "0.2000", "+0.00", "3", "12.0", "3.0", "4000.00", "976.6", "identical"],
-        ["gloo:fp16", "1", "2.0000", "", "+0.00", "2", "4.0", "1.0", "2000.00", "488.3", "identical"],
-        ["gradsync:int4", "1", "2.0200", "", "+1.00", "1", "1.5", "0.1", "1500.00", "122.1", "identical"],
-        ["gradsync:onebit", "1", "2.5000", "", "+25.00", *["not reached"] * 3, "500.00", "29.3", "DIFFER"],
-        ["gradsync:topk", "1", "diverged", "", "", *["not reached"] * 3, "500.00", "29.3", "identical"],
+        ["gloo:none", "2", "2.0000", "0.2000", "+0.00", "3", "12.0", "3.0", "4000.00", "976.6", "", "", "identical"],
+        ["gloo:fp16", "1", "2.0000", "", "+0.00", "2", "4.0", "1.0", "2000.00", "488.3", "", "", "identical"],
+        ["gradsync:int4", "1", "2.0200", "", "+1.00", "1", "1.5", "0.1", "1500.00", "122.1", "", "", "identical"],
+        ["gradsync:onebit", "1", "2.5000", "", "+25.00", *["not reached"] * 3, "500.00", "29.3", "", "", "DIFFER"],
+        ["gradsync:topk", "1", "diverged", "", "", *["not reached"] * 3, "500.00", "29.3", "", "", "identical"],
     ]
     assert accuracy_tables.summary(found) == (
         "gradsync:int4 reaches the target first, after 1.5 s; gloo:none takes 8.00 times as long; gloo:fp16 takes 2.67 "
@@ -53,12 +58,12 @@ def test_the_table_has_seconds_and_bytes_to_the_target_of_fp32():
 
 
 def test_it_is_said_where_a_baseline_wins_or_nothing_is_known():
-    found = accuracy_tables.groups([*RUNS[:3], run("gradsync:int4", (6.0, 3.0, 2.0, 2.0), 0, 2.5)], 1.0)
+    found = accuracy_tables.groups([*RUNS[:3], run("gradsync:int4", (6.0, 3.0, 2.0, 2.0), 0, 2.5)], 1.0, SETTINGS)
     said = accuracy_tables.summary(found)
     assert said.startswith(
         "gloo:fp16 reaches the target first, after 4.0 s; no smaller message pays here: gradsync:int4"
     )
-    without = accuracy_tables.groups(RUNS[2:], 1.0)
+    without = accuracy_tables.groups(RUNS[2:], 1.0, {})
     assert accuracy_tables.summary(without).startswith("No target")
     assert accuracy_tables.TABLE.lines(without)[0][4:8] == ["", "", "", ""]
 
@@ -70,10 +75,15 @@ def test_steps_are_priced_by_those_that_send_as_many_bytes():
     times = accuracy_times.step_times_of("diloco", sent, seconds)
     assert [(time.sent, time.seconds, time.steps) for time in times] == [(0, 0.1, 1), (101e3, 0.5, 1), (4e6, 3.0, 2)]
     lone = run("diloco", (6.0, 5.0, 4.0, 3.0, 2.0), sent_by_step=(4_000_000, 0, 99_000, 0))
-    priced = accuracy_times.priced(lone, [*times, StepTime("gloo:none", 0.0, 99.0, 1)])
+    priced = accuracy_times.priced(lone, [*times, StepTime("gloo:none", 0.0, 99.0, 1)], 1)
     assert [point.seconds for point in priced.curve] == pytest.approx([0.0, 3.0, 3.1, 3.6, 3.7])
     assert [point.loss for point in priced.curve] == [point.loss for point in lone.curve]
-    assert accuracy_times.priced(lone, times[:2]) is None, "no dense step was timed"
+    assert priced.computing == pytest.approx(3 * 0.1 / 0.7)
+    assert accuracy_times.priced(lone, times, 3).computing == 1.0
+    assert accuracy_times.priced(lone, times, None).computing is None
+    assert accuracy_times.priced(lone, times[:2], 1) is None, "no dense step was timed"
+    [group] = accuracy_tables.groups([priced], 1.0, SETTINGS)
+    assert accuracy_tables.TABLE.lines([group])[0][-4:] == ["976.6", "32.2", "42.9", "identical"]
 
 
 def test_ways_are_read_and_wrong_ones_refused():
@@ -81,9 +91,38 @@ def test_ways_are_read_and_wrong_ones_refused():
     assert [(way.kind, way.compressor) for way in ways] == [
         ("gradsync", "topk:ratio=0.01,values=int4"), ("diloco", "int4"), ("onebit-adam", "int8"), ("push", "auto"),
     ]  # fmt: skip
-    for wrong in ("", "gloo:int8", "gradsync", "adamw", "gradsync:int9", "onebit-adam:int9", "ef21:auto"):
+    for wrong in ("", "gloo:int8", "gradsync", "adamw", "gradsync:int9", "onebit-adam:int9", "ef21:auto",
+                  "gradsync+every=3:int8", "diloco+warmup=3", "onebit-adam+lr=1", "diloco+every",
+                  "clan+eps=1"):  # fmt: skip
         with pytest.raises(ConfigError, match=r"expected|torch has|known|names none"):
             accuracy_runs.ways_of(wrong)
+
+
+def test_arguments_of_an_optimizer_make_its_run_and_the_short_one_that_is_timed():
+    """A run that is only timed comes to all kinds of steps, whatever the arguments say."""
+    given = (
+        "diloco+every=4+momentum=0+lr=1:int8,zero-one-adam+warmup=90+double_every=none,streaming+fragments=3+delay=2"
+    )
+    local, adam, streaming = (way.choice for way in accuracy_runs.ways_of(given))
+    usual = Phases(300, 60, 15)
+    assert local.phases(usual) == Phases(300, 60, 4) and adam.phases(usual) == Phases(300, 90, 15)
+    settings = accuracy_runs.AccuracySettings(**{**SETTINGS, "steps": 300, "dense_steps": 60, "every": 15})
+    said = [accuracy_runs.dense_of(spec, settings) for spec in (*given.split(","), "gradsync:int8", "momentum-sgd")]
+    assert said == [60, 90, 60, 0, 0]
+    waits = [
+        accuracy_runs.waits_from(spec, settings) for spec in ("diloco", "streaming", "diloco+delay=1", "gloo:fp16")
+    ]
+    assert waits == [60, None, None, None]
+    with Session(MPI.COMM_SELF, compressor="int8") as session:
+        params = {"weight": np.zeros(8, np.float32)}
+        made = local.make(params, session, local.phases(usual))
+        assert (made.lr, made._every, made._momentum) == (1.0, 4, 0.0)
+        policy = adam.make(params, session, adam.phases(usual))._rule._policy
+        assert (policy.warmup, policy.double_every) == (90, None)
+        short = streaming.make(params, session, streaming.phases(usual).shortened(7))
+        assert short._every <= 2 and short._delay == 0
+        with pytest.raises(ConfigError, match="warmup"):
+            accuracy_runs.Choice.of("onebit-adam+warmup=-1").check(session, usual)
 
 
 def test_only_runs_that_another_network_would_not_change_are_priced():
@@ -130,7 +169,7 @@ def test_without_its_packages_the_error_says_how_to_install_them(monkeypatch):
 
 def test_a_shortened_run_has_dense_steps_and_averages_as_well():
     phases = Phases(3000, 150, 60)
-    assert phases.shortened(40) == Phases(40, 4, 17, long=True)
+    assert phases.shortened(40) == Phases(40, 4, 17, long=True, brief=True)
     assert phases.shortened(3000) == phases
     assert Phases.usual(300) == Phases(300, 60, 15)
     for steps in range(1, 30):
