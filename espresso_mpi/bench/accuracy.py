@@ -52,8 +52,7 @@ def main(
         workload: "gpt" (the default) or "lstm", on text under AdamW; "resnet", on images under SGD with momentum.
         ways: comma list of ``gloo:none``, ``gloo:fp16``, ``gloo:powersgd:rank=4`` (DDP over gloo); ``gradsync:``,
             ``push:`` or ``sync:`` (with and without overlap) and a compressor, ``none`` or ``auto``; an optimizer of
-            ``optimizer_ways.OWN``, if need be with arguments of its class (``+name=value``) and another compressor
-            after a colon: ``onebit-adam+update_clip=1:int2``. Default: most of them.
+            ``optimizer_ways.OWN``, if need be like ``onebit-adam+update_clip=1:int2``. Default: most of them.
         seeds: comma list of seeds of weights, batches and stochastic compressors.
         steps: training steps of each run. eval_every: steps between validations; default: a twentieth of all.
         batch: examples of each rank in a step; default: those of the workload shared among the ranks.

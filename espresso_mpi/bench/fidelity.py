@@ -4,10 +4,14 @@ Two ranks are simulated in one process: each compresses the gradients of its own
 optimizer takes the mean. Every compressor trains all tensors of a small GPT and of an LSTM. Then, at each level of
 ``accuracy``, every tensor travels by the compressor with the fewest bytes that the level allows for it by the errors of
 the first steps: the worst that a plan may do. See docs/auto.md.
+
+Beside that error stand other measures of a step's progress, and how well each orders the compressors by the loss at the
+end: the cosine between the mean gradient and what came out, and the loss after the first steps against that of fp32.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +39,9 @@ LSTM_WIDTH = 112
 RATES = {("gpt", "adamw"): 2e-3, ("lstm", "adamw"): 6e-3, ("gpt", "sgd"): 0.02, ("lstm", "sgd"): 0.3}
 """Peak learning rates, by model and optimizer."""
 
+_PARTS = 8
+"""Of the validation text, one at a time."""
+
 RULES: Mapping[str, OptimizerRule] = {"adamw": "adam", "sgd": "sgd"}
 
 Gradients = dict[str, np.ndarray]
@@ -47,6 +54,9 @@ class Row:
     Attributes:
         way: a compressor for all tensors, or a level of ``accuracy``.
         error: of the first steps, the mean over tensors, weighted by their elements; 0 without compression.
+        aligned: cosine between the mean of the gradients and of what came out, the mean over the first steps.
+        early, later: by which share of what fp32 gained the validation loss fell in the first ``WINDOW`` steps, and in
+            the first fifth of all.
         bits: sent for an element.
         loss: bits per character at the end; gap: relative to that of float32.
     """
@@ -56,6 +66,9 @@ class Row:
     seed: int
     way: str
     error: float
+    aligned: float
+    early: float
+    later: float
     bits: float
     loss: float
     gap: float
@@ -68,6 +81,9 @@ TABLE = Table(
         Column("seed", "seed"),
         Column("way", "way", left=True),
         Column("error", "error", Unit("", 1, ".3f")),
+        Column("cosine", "aligned", Unit("", 1, ".3f")),
+        Column("progress, first steps", "early", Unit("", 1, ".3f")),
+        Column("first fifth", "later", Unit("", 1, ".3f")),
         Column("bits", "bits", RATIO),
         Column("loss", "loss", Unit("", 1, ".4f")),
         Column("against fp32", "gap", PERCENT_2),
@@ -108,8 +124,66 @@ def main(
         for model, optimizer, seed in cases:
             rows += _Case(model, optimizer, seed, steps, tick).rows(specs)
     TABLE.show(f"bench fidelity: {RANKS} simulated ranks, {steps} steps", rows)
+    print("\n".join(_correlations([row for row in rows if row.way in specs])))
     run.write(rows, ranks=RANKS, steps=steps)
     return rows
+
+
+@dataclass(frozen=True)
+class _Trained:
+    """What is kept of a run.
+
+    Attributes:
+        loss: at the end, in bits per character.
+        recorded: each rank's gradients of the first steps.
+        aligned: as of ``Row``.
+        gained: by how much the validation loss fell in the first ``WINDOW`` steps, and in the first fifth of all.
+    """
+
+    loss: float
+    recorded: list[list[Gradients]]
+    aligned: float
+    gained: tuple[float, float]
+
+
+def _correlations(rows: Sequence[Row]) -> list[str]:
+    """How well each measure orders the runs of compressors by their losses against fp32, by optimizer."""
+    measures = {"error": 1, "aligned": -1, "early": -1, "later": -1}
+    names = {"error": "error", "aligned": "cosine", "early": f"progress in {WINDOW} steps", "later": "in a fifth"}
+    lines = []
+    for optimizer in dict.fromkeys(row.optimizer for row in rows):
+        own = [row for row in rows if row.optimizer == optimizer]
+        gaps = np.array([row.gap for row in own])
+        found = {name: sign * rank_correlation(_values(own, name), gaps) for name, sign in measures.items()}
+        told = ", ".join(f"{names[name]} {value:.2f}" for name, value in found.items())
+        lines.append(f"Rank correlation with the loss against fp32, {optimizer}, {len(own)} runs: {told}")
+    return lines
+
+
+def _values(rows: Sequence[Row], name: str) -> np.ndarray:
+    return np.array([getattr(row, name) for row in rows])
+
+
+def rank_correlation(a: np.ndarray, b: np.ndarray) -> float:
+    """Spearman's coefficient; equal values share their mean rank. nan where all values of one are equal.
+
+    Example:
+        >>> import numpy as np
+        >>> from espresso_mpi.bench.fidelity import rank_correlation
+        >>> round(rank_correlation(np.array([1.0, 2.0, 2.0, 9.0]), np.array([0.1, 0.3, 0.2, 0.4])), 3)
+        0.949
+    """
+    x, y = (_ranks(values) for values in (a, b))
+    x, y = x - x.mean(), y - y.mean()
+    size = float(np.sqrt((x @ x) * (y @ y)))
+    return float(x @ y) / size if size else math.nan
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    mean: np.ndarray = (last - (counts - 1) / 2)[inverse]
+    return mean
 
 
 class _Case:
@@ -121,7 +195,8 @@ class _Case:
 
     def rows(self, specs: Sequence[str]) -> list[Row]:
         """Of every compressor for all tensors, and of every level."""
-        base, recorded = self.trained({})
+        base = self.trained({})
+        recorded = base.recorded
         shapes = {name: value.shape for name, value in recorded[0][0].items()}
         sizes = {name: int(np.prod(shape)) for name, shape in shapes.items()}
         rule, total = RULES[self._optimizer], sum(sizes.values())
@@ -131,14 +206,20 @@ class _Case:
             ways[level] = _smallest(shapes, sizes, errors, level, rule)
         found = []
         for way, chosen in ways.items():
-            loss, _ = self.trained(chosen)
+            run = self.trained(chosen)
             error = sum(errors[spec][name] * sizes[name] for name, spec in chosen.items()) / total
             bits = 8 * sum(_method(spec, shapes[name]).nbytes(sizes[name]) for name, spec in chosen.items()) / total
-            found.append(Row(self._model, self._optimizer, self._seed, way, error, bits, loss, loss / base - 1))
+            early, later = (gain / of_fp32 for gain, of_fp32 in zip(run.gained, base.gained))
+            found.append(
+                Row(
+                    self._model, self._optimizer, self._seed, way, error, run.aligned, early, later, bits, run.loss,
+                    run.loss / base.loss - 1,
+                )
+            )  # fmt: skip
         return found
 
-    def trained(self, chosen: Mapping[str, str]) -> tuple[float, list[list[Gradients]]]:
-        """The loss at the end, and each rank's gradients of the first steps, if tensors travel by these compressors."""
+    def trained(self, chosen: Mapping[str, str]) -> _Trained:
+        """The run in which tensors travel by these compressors."""
         from .replica import Replica
 
         replica, rate = Replica(self._network(), self._optimizer, 0.9, 1), RATES[self._model, self._optimizer]
@@ -151,23 +232,34 @@ class _Case:
             }
             for _ in range(RANKS)
         ]
-        recorded = []
+        recorded, cosines, losses = [], [], {}
         for step in range(self._steps):
+            if step in (0, WINDOW, self._steps // 5):
+                losses[step] = self._loss(replica, 1)
             ranks: list[Gradients] = []
             for batch in batches:
                 own = replica.gradients(*batch())
                 ranks.append({name: value.numpy().copy() for name, value in own.items()})
             if step < WINDOW:
                 recorded.append(ranks)
+            pairs = []
             for name, target in own.items():
                 values = [ranks[rank][name].ravel() for rank in range(RANKS)]
                 sent = [way[name].of(value) if name in way else value for way, value in zip(ways, values)]
-                target.numpy()[...] = np.mean(sent, axis=0).reshape(shapes[name])
+                pairs.append((np.mean(values, axis=0), np.mean(sent, axis=0)))
+                target.numpy()[...] = pairs[-1][1].reshape(shapes[name])
+            if step < WINDOW:
+                cosines.append(_cosine(pairs))
             replica.update(learning_rate(step, self._steps, rate))
-        places = [self._data.places[start::8] for start in range(8)]
-        loss = float(np.mean([replica.loss(*self._data.validation(part)) for part in places]))
+        loss = to_bits(self._loss(replica, _PARTS))
         self._tick()
-        return to_bits(loss), recorded
+        gained = losses[0] - losses[WINDOW], losses[0] - losses[self._steps // 5]
+        return _Trained(loss, recorded, float(np.mean(cosines)), gained)
+
+    def _loss(self, replica: Any, parts: int) -> float:
+        """The validation loss in nats, by so many of ``_PARTS`` equal parts of the windows."""
+        places = [self._data.places[start::_PARTS] for start in range(parts)]
+        return float(np.mean([replica.loss(*self._data.validation(part)) for part in places]))
 
     def _network(self) -> Any:
         from .gpt import GPT
@@ -176,6 +268,14 @@ class _Case:
         if self._model == "gpt":
             return GPT(Shape(context=CONTEXT, width=96, layers=2, heads=4), self._seed)
         return CharLSTM(text.ALPHABET, LSTM_WIDTH, 1, self._seed)
+
+
+def _cosine(pairs: Sequence[tuple[np.ndarray, np.ndarray]]) -> float:
+    """Between the first ones, all tensors together, and the second ones."""
+    product, first, second = (
+        sum(float(np.dot(pair[i].astype(np.float64), pair[j])) for pair in pairs) for i, j in ((0, 1), (0, 0), (1, 1))
+    )
+    return product / math.sqrt(first * second) if second else 0.0
 
 
 def _method(spec: str, shape: tuple[int, ...]) -> registry.Compressor:

@@ -52,18 +52,17 @@ def main(
     Args:
         methods: comma list of specs of compressors; "none" is fp32.
         without_feedback: comma list of those to train once more, with what they lose dropped; "" for none of them.
-        optimizer: comma list of "adamw", "muon" and "demo"; "sgd" and "momentum-sgd", which have a momentum of 0.9;
+        optimizer: comma list of "adamw", "muon", "demo"; "sgd" and "momentum-sgd", which have a momentum of 0.9;
             "onebit-adam", "onebit-lamb", "zero-one-adam", "diloco", "muloco" and "sparseloco", which begin with a fifth
             of the steps on gradients, or some of them. "demo" and "sparseloco" have the error feedback of their papers.
-            Arguments of its class can follow: "onebit-adam+update_clip=1+warmup=100".
+            With arguments of a class: "onebit-adam+update_clip=1".
         lr: comma list of peak learning rates, of every optimizer named; default: ``optimizer_runs.RATES``.
         seeds: comma list of seeds of weights, batches and stochastic compressors.
         steps: training steps of each run.
         batch: sequences that each rank predicts in a step; default: 8 shared among the ranks.
         shape: sizes of the model; default: 3 208 704 parameters.
         eval_every: steps between validations; default: a third of all.
-        json: file to write after every run. Runs that it holds already are not repeated.
-        plot: PNG to draw the curves to.
+        json: file to write after every run. Runs that it holds already are not repeated. plot: PNG of the curves.
         comm: mpi4py communicator, default ``MPI.COMM_WORLD``.
 
     Returns:
