@@ -61,7 +61,7 @@ def scale_by_onebit_lamb(
     weight_decay: float = 0.01,
     mask: Any = None,
     warmup: int,
-    warmup_compressor: str = "none",
+    warmup_compressor: str = "auto",
     coefficients: tuple[float, float] = (0.01, 10.0),
 ) -> Any:
     """1-bit LAMB (``espresso_mpi.optim.OnebitLamb``; Li et al., arXiv 2104.06069); the learning rate follows it.
@@ -77,6 +77,7 @@ def scale_by_onebit_lamb(
             or a function that makes it of them. Default: everywhere.
         warmup: number of first updates, which are LAMB's. The learning rate should have reached its peak by then.
         warmup_compressor: spec of the compressor of gradients in the warm-up, with error feedback.
+            ``"auto"``: ``"int8"`` with ``Session(plan="auto")``, ``"none"`` with other sessions.
         coefficients: the smallest and the largest ratio of the norms of a parameter and its step.
 
     Raises:

@@ -61,7 +61,7 @@ def scale_by_onebit_adam(
     b2: float = 0.999,
     eps: float = 1e-8,
     warmup: int | str = "auto",
-    warmup_compressor: str = "none",
+    warmup_compressor: str = "auto",
     update_clip: float | None = None,
 ) -> Any:
     """1-bit Adam (``espresso_mpi.optim.OnebitAdam``) in the place of ``optax.scale_by_adam``.
@@ -75,6 +75,7 @@ def scale_by_onebit_adam(
         warmup: number of first updates, which are Adam's. With ``"auto"``, they end as those of ``OnebitAdam``, and the
             update in which they did is ``frozen_at`` of the state.
         warmup_compressor: spec of the compressor of gradients in the warm-up, with error feedback.
+            ``"auto"``: ``"int8"`` with ``Session(plan="auto")``, ``"none"`` with other sessions.
         update_clip: as for ``OnebitAdam``.
 
     Raises:

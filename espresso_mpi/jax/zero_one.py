@@ -83,7 +83,7 @@ def zero_one_adam(
     kappa: int = 16,
     double_every: int | None = None,
     longest: int = 16,
-    warmup_compressor: str = "none",
+    warmup_compressor: str = "auto",
     update_clip: float | None = None,
 ) -> Any:
     """0/1 Adam (``espresso_mpi.optim.ZeroOneAdam``; Lu et al., ICLR 2023), a whole optimizer for optax.

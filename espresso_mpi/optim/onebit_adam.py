@@ -80,7 +80,7 @@ class OnebitRule(Rule[Counters]):
     def __init__(self, session: Session, warmup: int | str, warmup_compressor: str, update_clip: float | None) -> None:
         super().__init__(session, Counters(0, 0, ()))
         self._warmup = warmup if warmup == "auto" else count(self.owner, "warmup", warmup, 1)
-        self._mean_gradients = GradientMeans(self.owner, session, warmup_compressor)
+        self._mean_gradients = GradientMeans(self.owner, session, warmup_compressor, self.judged_for)
         self._typical = TypicalVariances()
         self._clip = update_clip_of(self.owner, update_clip)
 
@@ -112,6 +112,7 @@ class OnebitRule(Rule[Counters]):
 
     def _compressed(self, slots: Sequence[Slot[AdamSettings]]) -> None:
         """Each rank adds its gradient to the momentum; the mean of these replaces it."""
+        self._mean_gradients.end()
         put_momenta(slots)
         self._sync(slots)
         self._count()
@@ -164,7 +165,9 @@ class OnebitAdam(SynchronisedOptimizer):
             rate should have reached its peak by then. With ``"auto"``, the warm-up ends when the norm of v is at most
             4 % larger than it was 1/(1 - β₂) steps before. For β₂ = 0.999, this takes at least 1000 steps.
         warmup_compressor: spec of the compressor of gradients in the warm-up, with error feedback. ``"int8"`` sends a
-            quarter of the bytes, and trains like uncompressed gradients under AdamW (docs/compressors.md).
+            quarter of the bytes, and trains like uncompressed gradients under AdamW (docs/compressors.md). ``"auto"``:
+            with ``Session(plan="auto")``, the session plans for the gradients, and after the warm-up anew for the
+            momenta; with other sessions ``"none"``.
         update_clip: the largest magnitude of an element of m̂/(√v̂ + ε) after the warm-up; None: no limit, as in the
             paper. 1 is for ``onebit``: without it, the loss of single runs rose after the warm-up. It can harm where
             most elements of a message are zero, as with ``int2`` (docs/optimizers.md).
@@ -189,7 +192,7 @@ class OnebitAdam(SynchronisedOptimizer):
         eps: float = 1e-8,
         weight_decay: float = 0.01,
         warmup: int | str = "auto",
-        warmup_compressor: str = "none",
+        warmup_compressor: str = "auto",
         update_clip: float | None = None,
     ) -> None:
         settings = AdamSettings.checked("OnebitAdam", lr, betas, eps, weight_decay)

@@ -70,7 +70,7 @@ class LambRule(Rule[Counters]):
         super().__init__(session, Counters(0, 0, {}))
         self._warmup = count(self.owner, "warmup", warmup, 1)
         self._least, self._largest = checked_range(self.owner, coefficients)
-        self._mean_gradients = GradientMeans(self.owner, session, warmup_compressor)
+        self._mean_gradients = GradientMeans(self.owner, session, warmup_compressor, self.judged_for)
         self._typical = TypicalVariances()
 
     def read(self, state: Any, names: Iterable[str]) -> Counters:
@@ -128,6 +128,7 @@ class LambRule(Rule[Counters]):
 
     def _compressed(self, slots: Sequence[Slot[AdamSettings]]) -> None:
         """Each rank adds its gradient to the momentum; the mean of these replaces it."""
+        self._mean_gradients.end()
         put_momenta(slots)
         self._sync(slots)
         steps, frozen_at, found = self.counters.steps + 1, self.counters.frozen_at, dict(self.counters.coefficients)
@@ -197,7 +198,8 @@ class OnebitLamb(SynchronisedOptimizer):
     Args:
         params, session, lr, betas, eps, weight_decay: see ``rules.SynchronisedOptimizer``.
         warmup: number of first steps in which this is LAMB. The learning rate should have reached its peak by then.
-        warmup_compressor: spec of the compressor of gradients in the warm-up, with error feedback.
+        warmup_compressor: spec of the compressor of gradients in the warm-up, with error feedback; ``"auto"``: see
+            ``OnebitAdam``.
         coefficients: the smallest and the largest c.
 
     Example:
@@ -220,7 +222,7 @@ class OnebitLamb(SynchronisedOptimizer):
         eps: float = 1e-6,
         weight_decay: float = 0.01,
         warmup: int = 1000,
-        warmup_compressor: str = "none",
+        warmup_compressor: str = "auto",
         coefficients: tuple[float, float] = (0.01, 10.0),
     ) -> None:
         settings = AdamSettings.checked("OnebitLamb", lr, betas, eps, weight_decay)

@@ -302,7 +302,8 @@ class ZeroOneAdam(SynchronisedOptimizer):
         double_every: number of steps after which the interval doubles, counted from the end of the warm-up. The paper
             takes the number in which the learning rate halves. With None, all steps synchronise.
         longest: the longest interval.
-        warmup_compressor: spec of the compressor of the gradients that update v, with error feedback.
+        warmup_compressor: spec of the compressor of the gradients that update v, with error feedback. ``"auto"``:
+            ``"int8"`` with ``Session(plan="auto")``, ``"none"`` with other sessions.
         update_clip: the largest magnitude of an element of m/(√v̂ + ε), but for steps that update v; see
             ``OnebitAdam``.
 
@@ -332,7 +333,7 @@ class ZeroOneAdam(SynchronisedOptimizer):
         kappa: int = 16,
         double_every: int | None = None,
         longest: int = 16,
-        warmup_compressor: str = "none",
+        warmup_compressor: str = "auto",
         update_clip: float | None = None,
     ) -> None:
         settings = AdamSettings.checked("ZeroOneAdam", lr, betas, eps, weight_decay)

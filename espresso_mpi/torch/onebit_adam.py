@@ -39,7 +39,7 @@ class OnebitAdam(SynchronisedOptimizer):
         eps: float = 1e-8,
         weight_decay: float = 0.01,
         warmup: int | str = "auto",
-        warmup_compressor: str = "none",
+        warmup_compressor: str = "auto",
         update_clip: float | None = None,
     ) -> None:
         rule = OnebitRule(session, warmup, warmup_compressor, update_clip)

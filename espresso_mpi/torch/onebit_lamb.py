@@ -39,7 +39,7 @@ class OnebitLamb(SynchronisedOptimizer):
         eps: float = 1e-6,
         weight_decay: float = 0.01,
         warmup: int = 1000,
-        warmup_compressor: str = "none",
+        warmup_compressor: str = "auto",
         coefficients: tuple[float, float] = (0.01, 10.0),
     ) -> None:
         rule = LambRule(session, warmup, warmup_compressor, coefficients)

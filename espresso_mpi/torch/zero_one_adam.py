@@ -45,7 +45,7 @@ class ZeroOneAdam(SynchronisedOptimizer):
         kappa: int = 16,
         double_every: int | None = None,
         longest: int = 16,
-        warmup_compressor: str = "none",
+        warmup_compressor: str = "auto",
         update_clip: float | None = None,
     ) -> None:
         policy = Policy.checked("ZeroOneAdam", warmup, kappa, double_every, longest)
