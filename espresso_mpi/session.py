@@ -25,7 +25,7 @@ from .sessions.collectives import Collectives
 from .sessions.handles import Handle
 from .sessions.memory import Memory
 from .sessions.missing import with_zeros
-from .sessions.recording import Recording
+from .sessions.planning import Planning
 from .tracing.stats import Stats
 from .tuning import Tuning
 from .types import Plan, Route
@@ -33,7 +33,7 @@ from .types import Plan, Route
 _LOG = logging.getLogger("espresso_mpi")
 
 
-class Session(Recording, Checkpoints, Collectives, Memory):
+class Session(Planning, Checkpoints, Collectives, Memory):
     """Averages gradients over the ranks of a communicator.
 
     Args:

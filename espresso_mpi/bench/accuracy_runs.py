@@ -139,10 +139,16 @@ def ways_of(text: str) -> list[Way]:
     return [_way_of(spec) for spec in dict.fromkeys(found)]
 
 
-def dense_of(spec: str, settings: AccuracySettings) -> int:
-    """The first steps of a way, in which its optimizer synchronises gradients; 0 where it has no others."""
-    choice = _way_of(spec).choice
-    return 0 if choice is None or not choice.begins_dense else choice.phases(settings.phases).dense
+def dense_of(spec: str, settings: AccuracySettings) -> int | None:
+    """The first steps of a way, in which its optimizer synchronises gradients; 0 where it has no others.
+
+    None: they are not known, as of a file of an earlier version with another way.
+    """
+    try:
+        choice = _way_of(spec).choice
+    except ConfigError:
+        return None
+    return 0 if choice is None else choice.dense(settings.phases)
 
 
 def waits_from(spec: str, settings: AccuracySettings) -> int | None:

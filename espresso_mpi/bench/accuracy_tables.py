@@ -35,13 +35,13 @@ class Group:
         runs: one for each seed.
         target: the loss to reach; None where there is no run in fp32.
         baseline: the final loss of fp32, the mean over its seeds.
-        dense: the first steps, in which the way's optimizer synchronises gradients; 0 of others.
+        dense: the first steps, in which the way's optimizer synchronises gradients; 0 of others, None: not known.
     """
 
     runs: Sequence[Run]
     target: float | None
     baseline: float | None
-    dense: int = 0
+    dense: int | None = None
 
     @property
     def way(self) -> str:
@@ -133,14 +133,14 @@ def groups(runs: Sequence[Run], tolerance: float, settings: Mapping[str, Any]) -
     Args:
         settings: those of the file. Files of earlier versions can lack some; then dense steps are not known.
     """
-    known: dict[str, Any] = {field.name: settings.get(field.name) for field in fields(AccuracySettings)}
-    complete = None if None in (known["dense_steps"], known["every"]) else AccuracySettings(**known)
+    known = {field.name: settings[field.name] for field in fields(AccuracySettings) if field.name in settings}
+    complete = AccuracySettings(**known) if len(known) == len(fields(AccuracySettings)) else None
     target, baseline = target_of(runs, tolerance)
     ways: dict[str, list[Run]] = {}
     for run in runs:
         ways.setdefault(run.way, []).append(run)
     return [
-        Group(own, target, baseline, 0 if complete is None else dense_of(way, complete)) for way, own in ways.items()
+        Group(own, target, baseline, None if complete is None else dense_of(way, complete)) for way, own in ways.items()
     ]
 
 

@@ -115,7 +115,7 @@ def check(comm: Any, settings: AccuracySettings, ways: Sequence[Way]) -> None:
         ConfigError: an argument has a wrong value.
     """
     for way in ways:
-        if way.choice is not None:
+        if way.choice is not None and way.choice.options:
             with _session(comm, way, 0) as session:
                 way.choice.check(session, settings.phases)
 

@@ -168,7 +168,7 @@ def check(comm: Any, configs: Sequence[RunConfig], settings: OptimizerSettings) 
     Raises:
         ConfigError: an argument has a wrong value.
     """
-    for config in configs:
+    for config in (one for one in configs if one.choice.options):
         with _session(comm, config) as session:
             config.choice.check(session, Phases.usual(settings.steps))
 

@@ -94,7 +94,7 @@ def groups(rows: Sequence[Row]) -> list[Group]:
         found.setdefault((row.optimizer, row.lr), {}).setdefault(row.method, []).append(row)
     made = []
     for (optimizer, lr), methods in found.items():
-        base = BASES[Choice.of(optimizer).name]
+        base = BASES.get(Choice.of(optimizer).name, optimizer)
         baseline = {row.seed: row.loss for row in found.get((base, lr), {}).get("fp32", [])}
         itself = "fp32" if base == optimizer else None
         made += [Group(runs, [] if name == itself else changes(runs, baseline)) for name, runs in methods.items()]

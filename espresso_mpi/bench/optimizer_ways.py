@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from inspect import signature
@@ -174,7 +175,7 @@ class Choice:
         Raises:
             ConfigError: its class has no such argument. Whether there is such an optimizer is not checked.
         """
-        name, *given = text.split("+")
+        name, *given = re.split(r"\+(?=[A-Za-z_])", text)  # not within 1e+3
         allowed = _arguments(name)
         options = {}
         for part in given:
@@ -185,10 +186,11 @@ class Choice:
             options[key] = _value(value)
         return cls(name, tuple(options.items()))
 
-    @property
-    def begins_dense(self) -> bool:
-        """Whether it synchronises gradients in the first steps."""
-        return self.name in LOCAL or "warmup" in self._arguments
+    def dense(self, usual: Phases) -> int | None:
+        """The first steps, in which it synchronises gradients; None if their number depends on the run."""
+        if self._arguments.get("warmup") == "auto":
+            return None
+        return self.phases(usual).dense if self.name in LOCAL or "warmup" in self._arguments else 0
 
     @property
     def delays(self) -> bool:
@@ -221,9 +223,9 @@ class Choice:
             ConfigError: an argument has a wrong value.
         """
         arguments = {**_usual(self.name, phases), **self._given(phases)}
-        if phases.brief and "fragments" in arguments:
-            arguments["fragments"] = min(arguments["fragments"], phases.every)
-            arguments["delay"] = min(arguments.get("delay", 0), (phases.every - 1) // arguments["fragments"])
+        if phases.brief and self.name in LOCAL:
+            fragments = arguments["fragments"] = min(arguments.get("fragments", 1), phases.every)
+            arguments["delay"] = min(arguments.get("delay", 0), (phases.every - 1) // fragments)
         return (_OWN | LOCAL)[self.name](params, session, **arguments)
 
     def _given(self, phases: Phases) -> dict[str, Any]:
@@ -241,7 +243,9 @@ def _arguments(name: str) -> list[str]:
     """What a class takes beside parameters, session, and a learning rate that follows the schedule."""
     made = _OWN.get(name) or LOCAL.get(name)
     return [] if made is None else [
-        key for key in signature(made).parameters if key not in ("params", "session") and (name in LOCAL or key != "lr")
+        key
+        for key, parameter in signature(made).parameters.items()
+        if key not in ("params", "session") and (name in LOCAL or key != "lr") and type(parameter.default) is not tuple
     ]  # fmt: skip
 
 
@@ -267,7 +271,7 @@ def _usual(name: str, phases: Phases) -> dict[str, Any]:
     if name == "momentum-sgd":
         return {"momentum": MOMENTUM}
     if name == "streaming":
-        fragments = min(FRAGMENTS, phases.every)
+        fragments = max(1, min(FRAGMENTS, phases.every))
         return {"every": phases.every, "fragments": fragments, "delay": min(DELAY, (phases.every - 1) // fragments)}
     return {"every": phases.every} if name in LOCAL else {}
 

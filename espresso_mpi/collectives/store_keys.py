@@ -26,6 +26,9 @@ BY_NODES = " (parts by nodes)"
 OF_RANK = " (of one rank)"
 """Ends the names of tensors of which each rank keeps something else: other ranks cannot read them."""
 
+OF_CALLS = ("allreduce ", "reduce ", "reduce_scatter ", "allgather ")
+"""Begin the names of tensors of other calls than ``sync`` and ``push``, which say themselves how they travel."""
+
 _KEY = re.compile(r"(.*)\|(\d+)\|(\d+|\d+-decoded|whole)\|(\d+):(\d+)\|([^|]+)", re.DOTALL)
 
 

@@ -13,7 +13,7 @@ from .. import compressors
 from ..arrays import device
 from ..collectives.messages.agreement import allgather_json, on_every_rank
 from ..collectives.messages.transport import Transport
-from ..collectives.store_keys import OF_RANK, WHOLE, Key
+from ..collectives.store_keys import OF_CALLS, OF_RANK, WHOLE, Key
 from ..errors import ConfigError, MismatchError, PlanError
 from ..options import Options
 from ..state.resharding import Sums, reduced
@@ -155,11 +155,16 @@ def _add(arrays: dict[str, Any], key: str, part: Any) -> None:
 
 def _moved(kept: Mapping[tuple[str, int], Members], old: Plan | None, new: Plan) -> dict[tuple[str, int], Members]:
     """The tensors, or groups compressed as one, that travel differently by the new plan."""
-    kept = {one: members for one, members in kept.items() if not one[0].endswith(OF_RANK)}  # no plan has them
+    kept = {one: members for one, members in kept.items() if not _of_call(one[0], new)}
     if old is None:
         return kept
     same = {group[0] for group in set(old.groups) & set(new.groups) if group}  # they may be large: compared once
     return {one: members for one, members in kept.items() if not _alike(members[0][0], old, new, same)}
+
+
+def _of_call(name: str, plan: Plan) -> bool:
+    """Whether these are the residuals of another call than ``sync`` and ``push``, for which no plan counts."""
+    return name.endswith(OF_RANK) or (name.startswith(OF_CALLS) and name not in plan.strategies)
 
 
 def _alike(name: str, old: Plan, new: Plan, same: Set[str]) -> bool:

@@ -76,8 +76,8 @@ def scale_by_onebit_lamb(
         mask: where weight decay applies, as for ``optax.adamw``: a tree of booleans in the structure of the parameters,
             or a function that makes it of them. Default: everywhere.
         warmup: number of first updates, which are LAMB's. The learning rate should have reached its peak by then.
-        warmup_compressor: spec of the compressor of gradients in the warm-up, with error feedback.
-            ``"auto"``: ``"int8"`` with ``Session(plan="auto")``, ``"none"`` with other sessions.
+        warmup_compressor: spec of the compressor of gradients in the warm-up, with error feedback. ``"auto"``:
+            ``"int8"`` with ``Session(plan="auto")``, ``"none"`` with other sessions.
         coefficients: the smallest and the largest ratio of the norms of a parameter and its step.
 
     Raises:

@@ -74,8 +74,8 @@ def scale_by_onebit_adam(
         b1, b2, eps: β₁, β₂ and ε.
         warmup: number of first updates, which are Adam's. With ``"auto"``, they end as those of ``OnebitAdam``, and the
             update in which they did is ``frozen_at`` of the state.
-        warmup_compressor: spec of the compressor of gradients in the warm-up, with error feedback.
-            ``"auto"``: ``"int8"`` with ``Session(plan="auto")``, ``"none"`` with other sessions.
+        warmup_compressor: spec of the compressor of gradients in the warm-up, with error feedback. ``"auto"``:
+            ``"int8"`` with ``Session(plan="auto")``, ``"none"`` with other sessions.
         update_clip: as for ``OnebitAdam``.
 
     Raises:

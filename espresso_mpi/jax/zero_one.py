@@ -100,8 +100,8 @@ def zero_one_adam(
         learning_rate: η, or a schedule of optax.
         session: as for ``sync``; its compressor is that of the momenta.
         b1, b2, eps, weight_decay: β₁, β₂, ε and λ, decoupled from the gradient.
-        mask: as for ``scale_by_onebit_lamb``.
-        warmup, kappa, double_every, longest, warmup_compressor, update_clip: as for ``ZeroOneAdam``.
+        mask: as for ``scale_by_onebit_lamb``. warmup_compressor: as for ``scale_by_onebit_adam``.
+        warmup, kappa, double_every, longest, update_clip: as for ``ZeroOneAdam``.
 
     Raises:
         ConfigError: optax is missing, an argument is not valid, the session would skip values that are not finite, or

@@ -7,6 +7,7 @@
 - ``late``: parameters that join in a warm-up.
 - ``rules``: the common part of the optimizers that synchronise momenta. ``espresso_mpi.torch`` and ``espresso_mpi.jax``
   use the same rules and formulas.
+- ``warmup_trials``: how the gradients of a warm-up travel if the session plans for itself.
 - ``zero_variance``: steps of parameters that had no gradient when their variance was frozen.
 - ``updates``: the formulas. They run as fused kernels on the CPU, and as array expressions elsewhere.
 - ``tensors``: sees parameters as flat arrays.

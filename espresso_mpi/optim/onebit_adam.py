@@ -80,7 +80,7 @@ class OnebitRule(Rule[Counters]):
     def __init__(self, session: Session, warmup: int | str, warmup_compressor: str, update_clip: float | None) -> None:
         super().__init__(session, Counters(0, 0, ()))
         self._warmup = warmup if warmup == "auto" else count(self.owner, "warmup", warmup, 1)
-        self._mean_gradients = GradientMeans(self.owner, session, warmup_compressor, self.judged_for)
+        self._mean_gradients = GradientMeans(self.owner, session, warmup_compressor)
         self._typical = TypicalVariances()
         self._clip = update_clip_of(self.owner, update_clip)
 
@@ -112,7 +112,6 @@ class OnebitRule(Rule[Counters]):
 
     def _compressed(self, slots: Sequence[Slot[AdamSettings]]) -> None:
         """Each rank adds its gradient to the momentum; the mean of these replaces it."""
-        self._mean_gradients.end()
         put_momenta(slots)
         self._sync(slots)
         self._count()
@@ -150,7 +149,7 @@ class OnebitAdam(SynchronisedOptimizer):
     """AdamW whose messages are momenta in few bits (Tang et al., ICML 2021, algorithm 1, with decoupled weight decay).
 
     Adam divides by the root of the second moment of its gradients. Gradients in one bit have nearly the same magnitude
-    everywhere, so this adaptivity is lost with them. 1-bit Adam begins as AdamW on uncompressed gradients. After this
+    everywhere, so this adaptivity is lost with them. 1-bit Adam begins as AdamW on gradients. After this
     warm-up, v is constant, and the ranks synchronise their momenta by the session, with error feedback::
 
         mᵢ = β₁ m + (1 - β₁) gᵢ;  m ← mean of C(mᵢ + residualᵢ);  x ← x - η (m̂/(√v̂ + ε) + λ x)
@@ -166,8 +165,8 @@ class OnebitAdam(SynchronisedOptimizer):
             4 % larger than it was 1/(1 - β₂) steps before. For β₂ = 0.999, this takes at least 1000 steps.
         warmup_compressor: spec of the compressor of gradients in the warm-up, with error feedback. ``"int8"`` sends a
             quarter of the bytes, and trains like uncompressed gradients under AdamW (docs/compressors.md). ``"auto"``:
-            with ``Session(plan="auto")``, the session plans for the gradients, and after the warm-up anew for the
-            momenta; with other sessions ``"none"``.
+            with ``Session(plan="auto")``, ``"int8"`` or ``"none"``, whichever is quicker in the first four steps; with
+            other sessions ``"none"``.
         update_clip: the largest magnitude of an element of m̂/(√v̂ + ε) after the warm-up; None: no limit, as in the
             paper. 1 is for ``onebit``: without it, the loss of single runs rose after the warm-up. It can harm where
             most elements of a message are zero, as with ``int2`` (docs/optimizers.md).

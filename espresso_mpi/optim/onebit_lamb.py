@@ -70,7 +70,7 @@ class LambRule(Rule[Counters]):
         super().__init__(session, Counters(0, 0, {}))
         self._warmup = count(self.owner, "warmup", warmup, 1)
         self._least, self._largest = checked_range(self.owner, coefficients)
-        self._mean_gradients = GradientMeans(self.owner, session, warmup_compressor, self.judged_for)
+        self._mean_gradients = GradientMeans(self.owner, session, warmup_compressor)
         self._typical = TypicalVariances()
 
     def read(self, state: Any, names: Iterable[str]) -> Counters:
@@ -128,7 +128,6 @@ class LambRule(Rule[Counters]):
 
     def _compressed(self, slots: Sequence[Slot[AdamSettings]]) -> None:
         """Each rank adds its gradient to the momentum; the mean of these replaces it."""
-        self._mean_gradients.end()
         put_momenta(slots)
         self._sync(slots)
         steps, frozen_at, found = self.counters.steps + 1, self.counters.frozen_at, dict(self.counters.coefficients)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from .messages import check_session, wait_for
 from .settings import MOST, AdamSettings, number
 from .tensors import Tensor, as_before, matched, message_of, native, tensors_of
 from .updates import MOMENTUM
+from .warmup_trials import SAFE, WarmupTrials
 
 if TYPE_CHECKING:
     from ..session import Session
@@ -160,34 +162,24 @@ class Rule(ABC, Generic[C]):
         self._session.sync({slot.tensor.name: slot.message for slot in slots})
 
 
-AUTO = "auto"
-"""In place of the compressor of a warm-up."""
-
-SAFE = "int8"
-"""What trains like uncompressed gradients also if few of them are sent."""
-
-
 class GradientMeans:
     """Synchronises gradients in the steps of a warm-up, with names of their own, so that residuals stay apart.
 
     Args:
         owner: name of the optimizer.
-        compressor: spec; tensors that the session's ``min_bytes`` or ``dense`` name are sent uncompressed. "auto":
-            uncompressed, but with a session that plans for itself by ``SAFE``, or by its plans.
-        momenta: what such a session plans for after the warm-up; None: warm-up and later steps are not told apart.
+        compressor: spec, or ``"auto"``; tensors that the session's ``min_bytes`` or ``dense`` name are sent
+            uncompressed.
 
     Raises:
         ConfigError: it is no spec of a compressor.
     """
 
-    def __init__(
-        self, owner: str, session: Session, compressor: str = "none", momenta: OptimizerRule | None = None
-    ) -> None:
+    def __init__(self, owner: str, session: Session, compressor: str = "none") -> None:
         self._owner, self._session = owner, session
-        self._momenta = momenta if compressor == AUTO and session.plans_itself else None
-        self._planned_for: OptimizerRule | None = None
-        if compressor == AUTO:
+        self._trials: WarmupTrials | None = None
+        if compressor == "auto":
             compressor = SAFE if session.plans_itself else "none"
+            self._trials = WarmupTrials(session, owner) if session.plans_itself else None
         self._compressor = "none" if compressor == "none" else str(get(compressor))
 
     def __call__(self, slots: Sequence[Slot[Any]]) -> None:
@@ -198,23 +190,12 @@ class GradientMeans:
         """
         for slot in slots:
             slot.put_gradient()
-        if self._momenta is None:
-            wait_for([self.push(slot.tensor.name, slot.message) for slot in slots])
-        else:
-            self._plan_for("adam")
-            self._session.sync({f"{self._owner} {slot.tensor.name}": slot.message for slot in slots})
+        begin = time.perf_counter()
+        wait_for([self.push(slot.tensor.name, slot.message) for slot in slots])
+        if self._trials is not None:
+            self._compressor = self._trials.after(time.perf_counter() - begin)
         for slot in slots:
             self.require_finite(slot.tensor.name, slot.tensor.library.finite(slot.flat))
-
-    def end(self) -> None:
-        """The warm-up is over: a session that plans for itself plans for the momenta. Collective."""
-        if self._momenta is not None:
-            self._plan_for(self._momenta)
-
-    def _plan_for(self, rule: OptimizerRule) -> None:
-        if rule != self._planned_for:
-            self._session.plan_anew(rule)
-            self._planned_for = rule
 
     def push(self, name: str, message: Any) -> Handle:
         """Start to replace a float32 array by its mean. Collective."""

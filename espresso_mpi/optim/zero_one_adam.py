@@ -302,8 +302,8 @@ class ZeroOneAdam(SynchronisedOptimizer):
         double_every: number of steps after which the interval doubles, counted from the end of the warm-up. The paper
             takes the number in which the learning rate halves. With None, all steps synchronise.
         longest: the longest interval.
-        warmup_compressor: spec of the compressor of the gradients that update v, with error feedback. ``"auto"``:
-            ``"int8"`` with ``Session(plan="auto")``, ``"none"`` with other sessions.
+        warmup_compressor: spec of the compressor of the gradients that update v, with error feedback; ``"auto"``: see
+            ``OnebitAdam``.
         update_clip: the largest magnitude of an element of m/(√v̂ + ε), but for steps that update v; see
             ``OnebitAdam``.
 

@@ -1,8 +1,7 @@
 """The parts of a ``Session``. Each class here is one group of its methods.
 
 - ``base``: the base class: the engine, waits, and collective actions between calls.
-- ``planning``: changes plans.
-- ``recording``: measures the cluster, and records steps.
+- ``planning``: measures, records steps, and changes plans.
 - ``checkpoints``: saves and loads checkpoints.
 - ``advice``: one line about a compressor that does not go with the optimizer.
 - ``handles``: what stands for a call that has not finished.

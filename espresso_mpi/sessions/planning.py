@@ -1,26 +1,36 @@
-"""The part of a session that changes plans."""
+"""The part of a session that measures, records steps, and changes plans."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any, get_args
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
 
 from ..arrays.buffers import Gradient
 from ..autotune.clock import StepClock
 from ..autotune.tuner import Tuner
+from ..collectives.messages.agreement import on_rank_0
 from ..engine.batches import strategy_of
 from ..engine.diagnostics import CallKey
 from ..engine.intake import Named
-from ..engine.plan_change import agree_on_plan, resharded_for_plan
+from ..engine.plan_change import agree_on_plan, averaged_pending, resharded_for_plan
 from ..errors import ConfigError
 from ..options import Options
 from ..state.store import SyncState
-from ..tuning import OptimizerRule, Tuning
+from ..tracing.trace_file import refuse_unwritable
+from ..tuning import OptimizerRule
 from ..types import Plan, Strategy, TensorSpec
 from .base import SessionBase
+
+if TYPE_CHECKING:
+    from ..planner.model.profile import Profile
+
+_RECORDED = 1024
+"""Steps of a recorded workload that are kept, the last ones."""
 
 
 class Planning(SessionBase):
@@ -31,13 +41,8 @@ class Planning(SessionBase):
         super().__init__(comm, options, note)
         tuning = options.tuning
         if tuning is not None and self._transport.topology.size > 1:  # alone there is nothing to choose
-            self._begin_planning(tuning, tuning.optimizer)
-
-    def _begin_planning(self, tuning: Tuning, rule: OptimizerRule | None) -> None:
-        """Watch steps, and judge compressors for an optimizer."""
-        self._clock = StepClock(max(16, tuning.steps))
-        self._tuner = Tuner(self._transport, tuning, self._together, lambda: self._options, self._adopt)
-        self._tuner.fidelity.rule = rule
+            self._clock = StepClock(max(16, tuning.steps))
+            self._tuner = Tuner(self._transport, tuning, self._together, lambda: self._options, self._adopt)
 
     def _holding(self) -> bool:
         plan = self._options.plan
@@ -130,6 +135,86 @@ class Planning(SessionBase):
         """
         return strategy_of(spec, self._options, self._transport.topology)
 
+    def measure(
+        self,
+        compressors: Sequence[str],
+        *,
+        sizes: Sequence[int] | None = None,
+        seconds: float = 60.0,
+        tick: Callable[[float], None] = lambda share: None,
+    ) -> Profile:
+        """Measure the cost of every collective, encode and decode on this cluster. Collective, with equal arguments.
+
+        Args:
+            compressors: specs of compressors.
+            sizes: numbers of elements of the tensors that the profile is for; default: all sizes up to 16 MiB.
+            seconds: approximate time limit.
+            tick: called repeatedly with the share that is done, from 0 to 1.
+
+        Raises:
+            ConfigError: on every rank: an unknown compressor, an invalid size, or tensors are still under way.
+
+        Example:
+            >>> with espresso_mpi.Session() as session:
+            ...     profile = session.measure(["fp16"], sizes=[1000], seconds=0.1)  # longer for a profile to plan with
+            >>> profile.nodes, profile.ranks_per_node
+            (1, 2)
+        """
+        from ..autotune import autoplan
+
+        def run() -> Profile:
+            return autoplan.profiled(self._transport, self._options, compressors, sizes, seconds, tick)
+
+        profile: Profile = self._together("measure", run)
+        return profile
+
+    @contextmanager
+    def record_workload(self, path: str | os.PathLike[str]) -> Iterator[None]:
+        """Record when the gradients of training steps are ready, as a file for ``espresso-mpi plan``.
+
+        Collective at both ends; rank 0 writes. The with-block contains at least four steps of the training loop, with
+        the same tensors. They run dense, whatever the options of the session, and the first one is not counted. A push
+        is held back until it is waited for, so the times are those of the computation alone.
+
+        Raises:
+            ConfigError: on every rank: the file cannot be written, or the session has plan="auto".
+            PlanError: too few steps, or steps with different tensors.
+
+        Example:
+            >>> with espresso_mpi.Session() as session:
+            ...     with session.record_workload("workload.json"):
+            ...         for batch in range(4):
+            ...             grads = session.sync({"w": np.ones(1000, np.float32)})
+        """
+        from ..autotune import autoplan  # most sessions need none of it
+
+        before, target, transport = self._options, Path(path), self._transport
+        if before.tuning is not None:
+            raise ConfigError("record_workload: this session plans for itself; use one without plan='auto'")
+
+        def begin() -> None:
+            on_rank_0(transport, lambda: refuse_unwritable(target), ConfigError)
+            recorded = replace(before, compressor="none", route=None, plan=None)
+            self._change_plan(recorded, self._engine.sync_state)
+            self._recording = True
+
+        def end() -> None:
+            self._recording = False
+            self._change_plan(before, averaged_pending(transport, self._engine.sync_state))
+            autoplan.write_workload(transport, list(clock.steps), target)
+
+        self._together("record_workload", begin)
+        self._clock = clock = StepClock(keep=_RECORDED)
+        try:
+            yield
+        except BaseException:  # the other ranks may never come to its end
+            self._clock, self._recording = None, False
+            self._follow(before)
+            raise
+        clock.end_step()
+        self._clock = None
+        self._together("record_workload", end)
+
     def judge_for(self, rule: OptimizerRule | None) -> None:
         """Tell the session which optimizer uses the means.
 
@@ -151,45 +236,11 @@ class Planning(SessionBase):
             >>> with espresso_mpi.Session(plan="auto") as session:
             ...     session.judge_for("sgd")
         """
-        _check_rule("judge_for", rule)
+        if rule not in (*(known := get_args(OptimizerRule)), None):
+            raise ConfigError(f"judge_for: rule={rule!r}; expected {' or '.join(map(repr, known))}")
         self._advice.told(rule)
         if self._tuner is not None and self._tuner.fidelity.rule is None:
             self._tuner.fidelity.rule = rule
-
-    def plan_anew(self, rule: OptimizerRule | None = None) -> None:
-        """Forget the plan of ``plan="auto"``: watch the next steps, and plan for them. Collective, between two steps.
-
-        For a training that goes on with other tensors, or sends something else by their names. Residuals of tensors
-        that were compressed travel with the next steps, as with every other plan.
-
-        Args:
-            rule: as for ``judge_for``, the same on every rank; None: as before. ``Tuning.optimizer`` has precedence.
-
-        Raises:
-            ConfigError: on every rank: the session has no ``plan="auto"``, tensors are still under way, or the rule is
-                none of these.
-
-        Example:
-            >>> with espresso_mpi.Session(plan="auto") as session:
-            ...     session.plan_anew("sgd")
-            ...     session.watching
-            True
-        """
-        tuning, tuner = self._options.tuning, self._tuner
-        if tuning is None:
-            raise ConfigError("plan_anew: this session does not plan for itself; open one with plan='auto'")
-        _check_rule("plan_anew", rule)
-        if tuner is None:
-            return
-
-        def begin() -> None:
-            from ..autotune import autoplan
-
-            dense = autoplan.dense_plan(self._transport.topology)
-            self._adopt(dense, replace(self._options, plan=None))
-            self._begin_planning(tuning, tuning.optimizer or rule or tuner.fidelity.rule)
-
-        self._between_steps("plan_anew", begin)
 
     def _watch(self, key: CallKey, arrays: Named | None, gradients: Sequence[Gradient] | None) -> None:
         """Record the time of a call, and run the actions that are due between two steps.
@@ -276,8 +327,3 @@ class Planning(SessionBase):
         """Continue with another plan, and reshard the residuals of tensors that travel differently. Collective."""
         kept = resharded_for_plan(self._transport, self._engine.sync_state, self._options.plan, plan)
         self._change_plan(options or replace(self._options, plan=plan), kept)
-
-
-def _check_rule(name: str, rule: OptimizerRule | None) -> None:
-    if rule not in (*(known := get_args(OptimizerRule)), None):
-        raise ConfigError(f"{name}: rule={rule!r}; expected {' or '.join(map(repr, known))}")

@@ -107,8 +107,12 @@ def test_arguments_of_an_optimizer_make_its_run_and_the_short_one_that_is_timed(
     usual = Phases(300, 60, 15)
     assert local.phases(usual) == Phases(300, 60, 4) and adam.phases(usual) == Phases(300, 90, 15)
     settings = accuracy_runs.AccuracySettings(**{**SETTINGS, "steps": 300, "dense_steps": 60, "every": 15})
-    said = [accuracy_runs.dense_of(spec, settings) for spec in (*given.split(","), "gradsync:int8", "momentum-sgd")]
-    assert said == [60, 90, 60, 0, 0]
+    late = accuracy_runs.ways_of("muloco+delay=3")[0].choice
+    said = [
+        accuracy_runs.dense_of(spec, settings)
+        for spec in (*given.split(","), "gradsync:int8", "momentum-sgd", "onebit-adam+warmup=auto", "gone")
+    ]
+    assert said == [60, 90, 60, 0, 0, None, None]
     waits = [
         accuracy_runs.waits_from(spec, settings) for spec in ("diloco", "streaming", "diloco+delay=1", "gloo:fp16")
     ]
@@ -121,6 +125,10 @@ def test_arguments_of_an_optimizer_make_its_run_and_the_short_one_that_is_timed(
         assert (policy.warmup, policy.double_every) == (90, None)
         short = streaming.make(params, session, streaming.phases(usual).shortened(7))
         assert short._every <= 2 and short._delay == 0
+        assert late.make(params, session, late.phases(usual).shortened(6))._delay == 0
+        assert accuracy_runs.Choice.of("diloco+lr=1e+0").make(params, session, usual).lr == 1.0
+        with pytest.raises(ConfigError, match="every"):
+            accuracy_runs.Choice.of("streaming+every=0").check(session, usual)
         with pytest.raises(ConfigError, match="warmup"):
             accuracy_runs.Choice.of("onebit-adam+warmup=-1").check(session, usual)
 

@@ -1,0 +1,48 @@
+"""How the gradients of a warm-up travel if the session plans for itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from ..session import Session
+
+SAFE = "int8"
+"""What trains like uncompressed gradients, also if few of them are sent."""
+
+_ORDER = (SAFE, "none")
+"""What is compared; the one with fewer bytes comes first."""
+
+_STEPS = 2
+"""Of each. The first one is not counted: kernels compile in it."""
+
+
+class WarmupTrials:
+    """Compares ``SAFE`` with uncompressed gradients in the first steps of a warm-up.
+
+    Plans of the session are for the momenta, and begin with them. The residual of ``SAFE`` is left over if
+    uncompressed gradients are the quicker ones; the error of a single step is all that it holds.
+
+    Args:
+        owner: name of the optimizer.
+    """
+
+    def __init__(self, session: Session, owner: str) -> None:
+        self._session, self._owner = session, owner
+        self._seconds: list[float] = []
+        self._chosen: str | None = None
+
+    def after(self, seconds: float) -> str:
+        """The compressor of the next step; the last one took so long here. Collective; the same on every rank."""
+        if self._chosen is not None:
+            return self._chosen
+        self._seconds.append(seconds)
+        done = len(self._seconds)
+        if done < _STEPS * len(_ORDER):
+            return _ORDER[done // _STEPS]
+        here = np.array(self._seconds[_STEPS - 1 :: _STEPS])
+        everywhere = self._session.allreduce(here, op="max", name=f"{self._owner} warm-up")
+        self._chosen = _ORDER[int(np.argmin(everywhere))]
+        return self._chosen
