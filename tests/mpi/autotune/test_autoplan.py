@@ -355,8 +355,7 @@ def test_momenta_may_travel_by_fewer_bits_than_gradients(world, open_session, mo
     assert all(f"({rule})" in line for line in dropped)
 
 
-@pytest.mark.parametrize("name", ["OnebitAdam", "ZeroOneAdam", "OnebitLamb"])
-@pytest.mark.parametrize("quicker", ["int8", "none"])
+@pytest.mark.parametrize("name, quicker", [("OnebitAdam", "int8"), ("ZeroOneAdam", "none"), ("OnebitLamb", "none")])
 def test_gradients_of_a_warm_up_travel_by_what_is_quicker(world, open_session, monkeypatch, name, quicker):
     """Ranks measure other times; the slowest counts. What they leave over is no part of the plans for the momenta."""
     if SIZE == 1:
