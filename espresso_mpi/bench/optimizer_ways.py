@@ -170,7 +170,7 @@ class Choice:
 
     @classmethod
     def of(cls, text: str) -> Choice:
-        """From text; "none", "true" and "false" are those of Python.
+        """From text; "none", "true" and "false" are those of Python, but for arguments that are texts.
 
         Raises:
             ConfigError: its class has no such argument. Whether there is such an optimizer is not checked.
@@ -183,7 +183,7 @@ class Choice:
             if not assigned or key not in allowed:
                 listed = f"name=value with a name of {', '.join(allowed)}" if allowed else f"no arguments of {name!r}"
                 raise ConfigError(f"{text!r}: {part!r} after a '+'; expected {listed}")
-            options[key] = _value(value)
+            options[key] = value if allowed[key] == "str" else _value(value)
         return cls(name, tuple(options.items()))
 
     def dense(self, usual: Phases) -> int | None:
@@ -239,14 +239,14 @@ class Choice:
         return given
 
 
-def _arguments(name: str) -> list[str]:
-    """What a class takes beside parameters, session, and a learning rate that follows the schedule."""
+def _arguments(name: str) -> dict[str, str]:
+    """What a class takes beside parameters, session, and a learning rate that follows the schedule, with its types."""
     made = _OWN.get(name) or LOCAL.get(name)
-    return [] if made is None else [
-        key
-        for key, parameter in signature(made).parameters.items()
-        if key not in ("params", "session") and (name in LOCAL or key != "lr") and type(parameter.default) is not tuple
-    ]  # fmt: skip
+    if made is None:
+        return {}
+    beside = {"params", "session"} if name in LOCAL else {"params", "session", "lr"}
+    known = signature(made).parameters
+    return {key: known[key].annotation for key in known if key not in beside and type(known[key].default) is not tuple}
 
 
 def _value(text: str) -> Any:

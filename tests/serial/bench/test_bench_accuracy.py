@@ -127,6 +127,9 @@ def test_arguments_of_an_optimizer_make_its_run_and_the_short_one_that_is_timed(
         assert short._every <= 2 and short._delay == 0
         assert late.make(params, session, late.phases(usual).shortened(6))._delay == 0
         assert accuracy_runs.Choice.of("diloco+lr=1e+0").make(params, session, usual).lr == 1.0
+        plain = accuracy_runs.Choice.of("zero-one-adam+warmup_compressor=none+double_every=none")
+        assert dict(plain.options) == {"warmup_compressor": "none", "double_every": None}
+        plain.check(session, usual)
         with pytest.raises(ConfigError, match="every"):
             accuracy_runs.Choice.of("streaming+every=0").check(session, usual)
         with pytest.raises(ConfigError, match="warmup"):
