@@ -153,8 +153,11 @@ def dense_of(spec: str, settings: AccuracySettings) -> int | None:
 
 def waits_from(spec: str, settings: AccuracySettings) -> int | None:
     """The step from which a way waits for messages only in steps that send some; None if there is none."""
+    dense = dense_of(spec, settings)
+    if dense is None:
+        return None
     choice = _way_of(spec).choice
-    return None if choice is None or choice.delays else dense_of(spec, settings)
+    return None if choice is None or choice.delays(settings.phases) else dense
 
 
 def _way_of(spec: str) -> Way:

@@ -188,18 +188,17 @@ class Choice:
 
     def dense(self, usual: Phases) -> int | None:
         """The first steps, in which it synchronises gradients; None if their number depends on the run."""
-        if self._arguments.get("warmup") == "auto":
+        arguments = self._arguments(usual)
+        if arguments.get("warmup") == "auto":
             return None
-        return self.phases(usual).dense if self.name in LOCAL or "warmup" in self._arguments else 0
+        return self.phases(usual).dense if self.name in LOCAL or "warmup" in arguments else 0
 
-    @property
-    def delays(self) -> bool:
+    def delays(self, usual: Phases) -> bool:
         """Whether messages travel during later steps."""
-        return bool(self._arguments.get("delay"))
+        return bool(self._arguments(usual).get("delay"))
 
-    @property
-    def _arguments(self) -> dict[str, Any]:
-        return {**_usual(self.name, Phases.usual(100)), **dict(self.options)}
+    def _arguments(self, usual: Phases) -> dict[str, Any]:
+        return {**_usual(self.name, self.phases(usual)), **dict(self.options)}
 
     def phases(self, usual: Phases) -> Phases:
         """The parts of a run, if arguments name them."""

@@ -27,7 +27,8 @@ OF_RANK = " (of one rank)"
 """Ends the names of tensors of which each rank keeps something else: other ranks cannot read them."""
 
 OF_CALLS = ("allreduce ", "reduce ", "reduce_scatter ", "allgather ")
-"""Begin the names of tensors of other calls than ``sync`` and ``push``, which say themselves how they travel."""
+"""Begin the names of tensors of other calls than ``sync`` and ``push``, which say themselves how they travel. A tensor
+of ``sync`` with such a name has the same keys."""
 
 _KEY = re.compile(r"(.*)\|(\d+)\|(\d+|\d+-decoded|whole)\|(\d+):(\d+)\|([^|]+)", re.DOTALL)
 

@@ -163,7 +163,7 @@ def _moved(kept: Mapping[tuple[str, int], Members], old: Plan | None, new: Plan)
 
 
 def _of_call(name: str, plan: Plan) -> bool:
-    """Whether these are the residuals of another call than ``sync`` and ``push``, for which no plan counts."""
+    """Whether these are the residuals of another call than ``sync`` and ``push``, to which no plan applies."""
     return name.endswith(OF_RANK) or (name.startswith(OF_CALLS) and name not in plan.strategies)
 
 

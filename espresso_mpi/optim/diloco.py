@@ -57,8 +57,8 @@ class DiLoCo:
         every: H, the number of local steps. The default, 30, had a lower loss than 15, 60 and 100 in runs of 3000 steps
             (docs/optimizers.md); papers have up to 500 in longer runs.
         lr: η, the outer learning rate. It is an attribute, and can be set between steps.
-        momentum: μ. The defaults of η and μ are the best of a sweep of short runs, and within 0.5 % of it in runs of
-            3000 steps (docs/optimizers.md); the paper has 0.9, for longer runs.
+        momentum: μ. The defaults of η and μ are the best of a sweep of short runs, and within 0.5 % of the best in
+            runs of 3000 steps (docs/optimizers.md); the paper has 0.9, for longer runs.
         nesterov: whether the step is that of Nesterov's momentum, as above. Otherwise it is u.
         fragments: number of parts of about equal size.
         delay: number of local steps while a part is on its way; less than H/fragments.

@@ -149,8 +149,8 @@ class OnebitAdam(SynchronisedOptimizer):
     """AdamW whose messages are momenta in few bits (Tang et al., ICML 2021, algorithm 1, with decoupled weight decay).
 
     Adam divides by the root of the second moment of its gradients. Gradients in one bit have nearly the same magnitude
-    everywhere, so this adaptivity is lost with them. 1-bit Adam begins as AdamW on gradients. After this
-    warm-up, v is constant, and the ranks synchronise their momenta by the session, with error feedback::
+    everywhere, so this adaptivity is lost with them. 1-bit Adam begins as AdamW, and the ranks synchronise gradients.
+    After this warm-up, v is constant, and they synchronise their momenta by the session, with error feedback::
 
         mᵢ = β₁ m + (1 - β₁) gᵢ;  m ← mean of C(mᵢ + residualᵢ);  x ← x - η (m̂/(√v̂ + ε) + λ x)
 
@@ -165,8 +165,8 @@ class OnebitAdam(SynchronisedOptimizer):
             4 % larger than it was 1/(1 - β₂) steps before. For β₂ = 0.999, this takes at least 1000 steps.
         warmup_compressor: spec of the compressor of gradients in the warm-up, with error feedback. ``"int8"`` sends a
             quarter of the bytes, and trains like uncompressed gradients under AdamW (docs/compressors.md). ``"auto"``:
-            with ``Session(plan="auto")``, ``"int8"`` or ``"none"``, whichever is quicker in the first four steps; with
-            other sessions ``"none"``.
+            with ``Session(plan="auto")``, ``"int8"`` or ``"none"``, whichever is quicker in the first four steps that
+            synchronise gradients, whatever ``Tuning.compressors`` names; with other sessions ``"none"``.
         update_clip: the largest magnitude of an element of m̂/(√v̂ + ε) after the warm-up; None: no limit, as in the
             paper. 1 is for ``onebit``: without it, the loss of single runs rose after the warm-up. It can harm where
             most elements of a message are zero, as with ``int2`` (docs/optimizers.md).

@@ -22,8 +22,9 @@ _STEPS = 2
 class WarmupTrials:
     """Compares ``SAFE`` with uncompressed gradients in the first steps of a warm-up.
 
-    Plans of the session are for the momenta, and begin with them. The residual of ``SAFE`` is left over if
-    uncompressed gradients are the quicker ones; the error of a single step is all that it holds.
+    Plans of the session apply to momenta, and planning begins with these. The residual of ``SAFE`` is left over if
+    uncompressed gradients are quicker; it holds no more than the error of one step. The choice is no part of a state: a
+    job that continues in the warm-up compares again.
 
     Args:
         owner: name of the optimizer.

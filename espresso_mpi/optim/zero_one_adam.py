@@ -277,7 +277,7 @@ def _rate_of(settings: AdamSettings, step: int) -> tuple[float, float]:
 class ZeroOneAdam(SynchronisedOptimizer):
     """AdamW that sends few gradients, momenta in few bits, and nothing in some steps (Lu et al., ICLR 2023).
 
-    There is no first stage of uncompressed gradients as in ``OnebitAdam``. The variance v is updated by the mean
+    There is no first stage of gradients as in ``OnebitAdam``. The variance v is updated by the mean
     gradient in steps that become rarer, ``2^⌊j/κ⌋`` steps apart after j updates, until it stays as it is. In the other
     steps, the ranks synchronise their momenta by the session, as in ``OnebitAdam``. After the warm-up, the interval
     between these doubles from time to time. In the steps between, each rank moves along its own momentum::
