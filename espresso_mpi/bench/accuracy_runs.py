@@ -144,20 +144,24 @@ def dense_of(spec: str, settings: AccuracySettings) -> int | None:
 
     None: they are not known, as of a file of an earlier version with another way.
     """
-    try:
-        choice = _way_of(spec).choice
-    except ConfigError:
-        return None
-    return 0 if choice is None else choice.dense(settings.phases)
+    way = _known(spec)
+    return None if way is None else 0 if way.choice is None else way.choice.dense(settings.phases)
 
 
 def waits_from(spec: str, settings: AccuracySettings) -> int | None:
     """The step from which a way waits for messages only in steps that send some; None if there is none."""
-    dense = dense_of(spec, settings)
-    if dense is None:
+    way = _known(spec)
+    if way is None or way.choice is None or way.choice.delays(settings.phases):
         return None
-    choice = _way_of(spec).choice
-    return None if choice is None or choice.delays(settings.phases) else dense
+    return way.choice.dense(settings.phases)
+
+
+def _known(spec: str) -> Way | None:
+    """The way, if this version has it."""
+    try:
+        return _way_of(spec)
+    except ConfigError:
+        return None
 
 
 def _way_of(spec: str) -> Way:

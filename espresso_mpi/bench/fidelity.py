@@ -148,20 +148,20 @@ class _Trained:
 
 def _correlations(rows: Sequence[Row]) -> list[str]:
     """How well each measure orders the runs of compressors by their losses against fp32, by optimizer."""
-    measures = {"error": 1, "aligned": -1, "early": -1, "later": -1}
-    names = {"error": "error", "aligned": "cosine", "early": f"progress in {WINDOW} steps", "later": "in a fifth"}
+    measures = {
+        "error": ("error", 1), "aligned": ("cosine", -1), "early": (f"progress in {WINDOW} steps", -1),
+        "later": ("in a fifth", -1),
+    }  # fmt: skip
     lines = []
     for optimizer in dict.fromkeys(row.optimizer for row in rows):
         own = [row for row in rows if row.optimizer == optimizer]
         gaps = np.array([row.gap for row in own])
-        found = {name: sign * rank_correlation(_values(own, name), gaps) for name, sign in measures.items()}
-        told = ", ".join(f"{names[name]} {value:.2f}" for name, value in found.items())
+        told = ", ".join(
+            f"{name} {sign * rank_correlation(np.array([getattr(row, field) for row in own]), gaps):.2f}"
+            for field, (name, sign) in measures.items()
+        )
         lines.append(f"Rank correlation with the loss against fp32, {optimizer}, {len(own)} runs: {told}")
     return lines
-
-
-def _values(rows: Sequence[Row], name: str) -> np.ndarray:
-    return np.array([getattr(row, name) for row in rows])
 
 
 def rank_correlation(a: np.ndarray, b: np.ndarray) -> float:
@@ -246,9 +246,11 @@ class _Case:
             for name, target in own.items():
                 values = [ranks[rank][name].ravel() for rank in range(RANKS)]
                 sent = [way[name].of(value) if name in way else value for way, value in zip(ways, values)]
-                pairs.append((np.mean(values, axis=0), np.mean(sent, axis=0)))
-                target.numpy()[...] = pairs[-1][1].reshape(shapes[name])
-            if step < WINDOW:
+                mean = np.mean(sent, axis=0)
+                if step < WINDOW:
+                    pairs.append((np.mean(values, axis=0), mean))
+                target.numpy()[...] = mean.reshape(shapes[name])
+            if pairs:
                 cosines.append(_cosine(pairs))
             replica.update(learning_rate(step, self._steps, rate))
         loss = to_bits(self._loss(replica, _PARTS))

@@ -178,8 +178,8 @@ class GradientMeans:
         self._owner, self._session = owner, session
         self._trials: WarmupTrials | None = None
         if compressor == "auto":
-            compressor = SAFE if session.plans_itself else "none"
             self._trials = WarmupTrials(session, owner) if session.plans_itself else None
+            compressor = "none" if self._trials is None else SAFE
         self._compressor = "none" if compressor == "none" else str(get(compressor))
 
     def __call__(self, slots: Sequence[Slot[Any]]) -> None:
