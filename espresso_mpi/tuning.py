@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
@@ -40,6 +41,13 @@ def _is_positive(value: object) -> bool:
     return isinstance(value, (int, float)) and 0 < value < 1e9
 
 
+def _path(value: object) -> str:
+    text = os.fspath(value) if isinstance(value, os.PathLike) else value
+    if not isinstance(text, str) or not text:
+        raise ConfigError(f"tuning: plan_file={value!r}; expected the name of a file, or None")
+    return text
+
+
 @dataclass(frozen=True)
 class Tuning:
     """How a session plans for itself.
@@ -65,6 +73,8 @@ class Tuning:
         optimizer: whose moments count: ``adam``, ``sgd``; ``adam-momentum`` or ``sgd-momentum`` if the messages are
             momenta, with or without a division by √v; or None for what the optimizers of this package and an adapter
             for torch say, else ``adam``.
+        plan_file: a file for the plan. When the session has chosen a plan, rank 0 writes it there. A session of a later
+            run follows it from the first step on, if ranks, tensors and settings are the same. None: no file.
 
     Raises:
         ConfigError: a value is not in its range.
@@ -87,6 +97,7 @@ class Tuning:
     every: int = 500
     accuracy: Accuracy = "safe"
     optimizer: OptimizerRule | None = None
+    plan_file: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.compressors, str):
@@ -112,6 +123,8 @@ class Tuning:
                 raise ConfigError(f"tuning: {name}={value!r}; expected a number above {above:g}")
         if self.budget is not None and (isinstance(self.budget, bool) or not _is_positive(self.budget)):
             raise ConfigError(f"tuning: budget={self.budget!r}; expected seconds above 0, or None")
+        if self.plan_file is not None:
+            object.__setattr__(self, "plan_file", _path(self.plan_file))
         if isinstance(self.share, bool) or not _is_positive(self.share) or self.share > 1:
             raise ConfigError(f"tuning: share={self.share!r}; expected a number above 0, up to 1")
 

@@ -69,12 +69,17 @@ def fixed_ways(topology: Topology, options: Options, tuning: Tuning, workload: W
     If gradients are pushed, also the same after the backward pass. No model is needed for them, and all are tried.
     """
     ways = _smallest_first(tuning, workload)
-    tensors = {t.name: (t.shape or t.size, t.dtype) for t in workload.tensors}
-    made = MadeFor(tensors, len(topology.nodes), topology.local_size, workload.device)
+    made = made_for(topology, workload)
     apart = [_apart(workload, topology, _usual(options, spec), ways) for spec in ways]
     plans = [replace(_with_default(plan, topology), made_for=made) for plan in apart]
     found = [replace(plan, held=held) for plan in plans for held in (False, True)[: 1 + pushed]]
     return list({plan.digest: plan for plan in found}.values())  # compressors that few tensors may use can make one
+
+
+def made_for(topology: Topology, workload: Workload) -> MadeFor:
+    """What a plan for this workload is made for, here."""
+    tensors = {t.name: (t.shape or t.size, t.dtype) for t in workload.tensors}
+    return MadeFor(tensors, len(topology.nodes), topology.local_size, workload.device)
 
 
 @dataclass(frozen=True)

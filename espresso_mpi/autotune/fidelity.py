@@ -349,7 +349,7 @@ class Fidelity:
         Raises:
             PlanError: on every rank: a compressor failed on one.
         """
-        start, rule = time.process_time(), self._agreed(transport)
+        start, rule = time.process_time(), self.agreed_rule(transport)
         if rule in OF_MOMENTA and tuning.compressors == LIKE_FP32:
             tuning = replace(tuning, compressors=FOR_MOMENTA)
             self.wanted = self._to_measure(tuning)
@@ -361,7 +361,7 @@ class Fidelity:
         left = assessment.left(tuning.compressors, workload)
         return assessment.on(workload), replace(tuning, compressors=left), assessment.dropped
 
-    def _agreed(self, transport: Transport) -> OptimizerRule:
+    def agreed_rule(self, transport: Transport) -> OptimizerRule:
         """The rule that all ranks know of, else ``adam``, which is the strictest. Collective."""
         here = 0 if self.rule is None else RULES.index(self.rule)
         every = floats(transport, float(here))

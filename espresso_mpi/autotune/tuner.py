@@ -10,7 +10,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +25,7 @@ from . import room
 from .clock import RecordedStep, StepClock
 from .fidelity import Fidelity
 from .trials import More, Spent, Trials
+from .tried import Trial
 
 if TYPE_CHECKING:
     from ..planner.model.workload import Workload
@@ -55,7 +56,7 @@ class Tuner:
 
     Args:
         together: does something, given its name, on all ranks when nothing else is under way.
-        options: those of now, the plan among them; adopt: goes on by a plan, on all ranks.
+        options: those of now, the plan among them; adopt: goes on by a plan, or without one, on all ranks.
 
     Attributes:
         tuned: the last plan; None before there is any.
@@ -65,7 +66,7 @@ class Tuner:
 
     def __init__(
         self, transport: Transport, tuning: Tuning, together: Callable[[str, Callable[[], Any]], Any],
-        options: Callable[[], Options], adopt: Callable[[Plan], None],
+        options: Callable[[], Options], adopt: Callable[[Plan | None], None],
     ) -> None:  # fmt: skip
         self._transport, self._tuning = transport, tuning
         self._together, self._options, self._adopt = together, options, adopt
@@ -78,6 +79,9 @@ class Tuner:
         self._roomy: set[str] = set()
         self._pushed = False
         self._first_wait, self._shrinks = 0.0, 1.0
+        self._unread: Plan | None = None
+        self._earlier: Plan | None = None
+        self._since = 0
         self._pause_left = 0
         if transport.rank == 0 and tuning.doubtful and tuning.accuracy == "fast":
             _LOG.warning(
@@ -91,6 +95,59 @@ class Tuner:
         """Whether steps are watched to make the first plans."""
         return self.tuned is None and self.trials is None
 
+    def read(self) -> None:
+        """Read the plan of an earlier run, if a file for it is named. Collective.
+
+        Raises:
+            ConfigError: on every rank, see ``earlier_run.read``.
+        """
+        if self._tuning.plan_file is not None:
+            from . import earlier_run
+
+            self._unread = earlier_run.read(self._transport, str(self._tuning.plan_file))
+
+    def begin(self) -> None:
+        """Follow the plan that was read, before the first step. Collective if there is one."""
+        plan, self._unread = self._unread, None
+        if plan is not None:
+            self._together("plan", lambda: self._follow_earlier(plan))
+
+    def _follow_earlier(self, plan: Plan) -> None:
+        """Follow the plan of an earlier run, if it fits. Which tensors there are is known after the first step."""
+        from . import earlier_run
+
+        assert plan.chosen is not None
+        rule = self.fidelity.agreed_rule(self._transport)
+        why = earlier_run.unfit(self._transport, self._options(), self._tuning, rule, plan)
+        if why is not None:
+            self._say("%s: its plan is not followed: %s", self._tuning.plan_file, why)
+            return
+        self._earlier, self.tuned = plan, Tuned(0, plan.chosen.seconds)
+        self._adopt(replace(plan, made_for=None))
+
+    def _confirm(self, clock: StepClock, plan: Plan) -> None:
+        """Go on by the plan of an earlier run if the first step had its tensors. Collective."""
+        from . import earlier_run
+
+        why, name = earlier_run.other_tensors(self._transport, plan, clock.specs), self._tuning.plan_file
+        if why is None:
+            self._say("%s: its plan is followed", name)
+            self._adopt(plan)
+        else:
+            self._say("%s: its plan is not followed any more: %s", name, why)
+            self._start_over(clock)
+
+    def _start_over(self, clock: StepClock) -> None:
+        """Watch steps without a plan, as a session without a file does at its start. Collective."""
+        self._earlier = self.tuned = None
+        self._since = clock.count
+        clock.steps.clear()
+        self._adopt(None)
+
+    def _say(self, text: str, *values: object) -> None:
+        if self._transport.rank == 0:
+            _LOG.info(text, *values)
+
     def step_ended(self, clock: StepClock) -> None:
         """Plan when enough steps were watched, and try the plans; compare step times with the plan's from then on."""
         tuning, tuned = self._tuning, self.tuned
@@ -103,13 +160,17 @@ class Tuner:
                 trials = self.trials
                 self._together("trial", lambda: self._try_next(clock, trials))
             elif tuned is None:
-                if clock.count == 1:
+                count = clock.count - self._since
+                if count == 1:
                     self._together("watch", lambda: self._compress_if_slow(clock))
-                watched = clock.count - max(1, tuning.skip)
+                watched = count - max(1, tuning.skip)
                 if watched >= tuning.steps:
                     self._together("plan", lambda: self._plan(clock, watched))
                 elif watched >= _FEWEST:
                     self._together("watch", lambda: self._plan_if_long(clock, watched))
+            elif self._earlier is not None and clock.count == 1:
+                earlier = self._earlier
+                self._together("plan", lambda: self._confirm(clock, earlier))
             elif (clock.count - tuned.at) % tuning.check == 0:
                 self._together("compare", lambda: self._compare(clock, tuned))
         except (ConfigError, PlanError) as error:  # on all ranks alike
@@ -229,7 +290,7 @@ class Tuner:
         """Note the time of the step that ended, and follow the plan of the next one. Collective."""
         from . import autoplan
 
-        before, seconds = trials.current, self._seconds_of(list(clock.steps)[-max(1, trials.pause) :])
+        seconds = self._seconds_of(list(clock.steps)[-max(1, trials.pause) :])
         trials.step_ended(autoplan.slowest(self._transport, seconds))
         self._follow(trials)
         if trials.current is not None:
@@ -240,9 +301,21 @@ class Tuner:
             raise PlanError("no plan could be tried: GPUs have no room, or steps have other tensors than those watched")
         autoplan.report(self._transport, results, trials.cost(results[0].seconds))
         self.tuned = Tuned(clock.count, results[0].seconds)
-        if results[0].plan is not before:
-            self._adopt(results[0].plan)
         clock.steps.clear()
+        self._follow_chosen(results[0])
+
+    def _follow_chosen(self, best: Trial) -> None:
+        """Go on by the plan that was chosen, and keep it for the next run. Collective."""
+        from . import autoplan, earlier_run
+
+        transport, tuning = self._transport, self._tuning
+        rule = self.fidelity.agreed_rule(transport)
+        made = best.plan.made_for or autoplan.made_for(transport.topology, self._workload)
+        chosen = earlier_run.chosen_by(self._options(), tuning, rule, best.seconds)
+        plan = replace(best.plan, made_for=made, chosen=chosen)
+        self._adopt(plan)
+        if tuning.plan_file is not None:
+            earlier_run.write(transport, str(tuning.plan_file), plan)
 
     def _seconds_of(self, steps: Sequence[RecordedStep]) -> float:
         """The median of the steps with the tensors of the plans; NaN without any. One that failed is not recorded."""
@@ -257,12 +330,15 @@ class Tuner:
 
         measured, expected = autoplan.slowest(self._transport, _median_seconds(clock)), tuned.expected
         off = math.inf if expected is None else max(measured / expected, expected / measured)
-        early = clock.count - tuned.at < self._tuning.every or len(clock.steps) < autoplan.FEWEST
+        early = clock.count - tuned.at < self._tuning.every and self._earlier is None
+        early = early or len(clock.steps) < autoplan.FEWEST
         if off <= self._tuning.factor or early:
             return
-        if self._transport.rank == 0:
-            _LOG.info("a step takes %.4g s, %s were expected: planning anew", measured, _seconds_text(expected))
-        self._plan(clock, self._tuning.steps)
+        self._say("a step takes %.4g s, %s were expected: planning anew", measured, _seconds_text(expected))
+        if self._earlier is None:
+            self._plan(clock, self._tuning.steps)
+        else:  # of its gradients nothing is known
+            self._start_over(clock)
 
 
 def _seconds_text(seconds: float | None) -> str:

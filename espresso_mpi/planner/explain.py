@@ -62,7 +62,7 @@ def explain(plan: Plan, tensor: str | None = None) -> Explanation:
 
 
 def _of_plan(plan: Plan) -> Explanation:
-    words = [_made_for(plan)]
+    words = [_made_for(plan), *_chosen(plan)]
     forecast = plan.forecast
     if forecast is None:
         words.append("It was not made by the planner: nothing is predicted for it.")
@@ -87,6 +87,17 @@ def _made_for(plan: Plan) -> str:
         f"A plan of {about}, in {'GPU' if made.device == 'gpu' else 'host'} memory, for {where}"
         f"{f' ({versions})' if versions else ''}. Digest {plan.digest[:12]}."
     )
+
+
+def _chosen(plan: Plan) -> list[str]:
+    chosen = plan.chosen
+    if chosen is None:
+        return []
+    return [
+        f"A session with plan='auto' chose it: a step took {ms(chosen.seconds)} in its trials. Allowed were "
+        f"{', '.join(chosen.compressors) or 'no compressors'}, with accuracy={chosen.accuracy!r} for the optimizer "
+        f"{chosen.optimizer!r}."
+    ]
 
 
 def _step(plan: Plan, f: Forecast) -> str:

@@ -13,7 +13,7 @@ from ..errors import ConfigError
 from ..files import schema
 from ..files.schema import Count
 from ..timetable import Schedule
-from ..types import Forecast, MadeFor, Outlook, Plan, Route, Strategy, TensorSpec
+from ..types import Chosen, Forecast, MadeFor, Outlook, Plan, Route, Strategy, TensorSpec
 from .model.fingerprints import difference
 
 KIND = schema.Kind("espresso_mpi plan", 1, "espresso-mpi plan --profile FILE --workload FILE -o FILE")
@@ -73,6 +73,7 @@ def to_json(plan: Plan) -> dict[str, Any]:
         else {**_values(forecast), "buffers": [_outlook_to_json(entry) for entry in forecast.buffers]},
         "schedule": None if plan.schedule is None else asdict(plan.schedule),
         "held": plan.held,
+        "chosen": None if plan.chosen is None else asdict(plan.chosen),
     }
 
 
@@ -127,6 +128,7 @@ class _Document:
     forecast: _Forecast | None
     schedule: Schedule | None
     held: bool = False
+    chosen: Chosen | None = None
 
 
 def from_json(document: Any) -> Plan:
@@ -146,6 +148,7 @@ def from_json(document: Any) -> Plan:
         None if found.forecast is None else _forecast(found.forecast),
         found.schedule,
         found.held,
+        found.chosen,
     )
     for buffer in plan.forecast.buffers if plan.forecast else ():
         for name in buffer.tensors:

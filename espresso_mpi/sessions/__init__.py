@@ -1,7 +1,8 @@
 """The parts of a ``Session``. Each class here is one group of its methods.
 
 - ``base``: the base class: the engine, waits, and collective actions between calls.
-- ``planning``: measures, records steps, and changes plans.
+- ``following``: follows a plan, and changes it.
+- ``planning``: measures, records steps, and plans.
 - ``checkpoints``: saves and loads checkpoints.
 - ``advice``: one line about a compressor that does not go with the optimizer.
 - ``handles``: what stands for a call that has not finished.

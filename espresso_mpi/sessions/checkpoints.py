@@ -110,6 +110,9 @@ class Checkpoints(SessionBase):
         act = partial(rescaling.rescale, self._transport, options, given=factor)
         self._between_steps("rescale", lambda: act(store=engine.sync_state.store))
 
+    def _before_first_step(self) -> None:
+        """What a session that plans does before its first gradient, and before a state is loaded."""
+
     def _go_on(self, read: Callable[[], loading.Loaded], name: str) -> None:
         def load() -> None:
             loaded = read()
@@ -118,4 +121,5 @@ class Checkpoints(SessionBase):
             self._recorder.rewind()
 
         self._refuse_while_recording(name)
+        self._before_first_step()
         self._between_steps(name, load)

@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -14,17 +13,14 @@ from ..arrays.buffers import Gradient
 from ..autotune.clock import StepClock
 from ..autotune.tuner import Tuner
 from ..collectives.messages.agreement import on_rank_0
-from ..engine.batches import strategy_of
 from ..engine.diagnostics import CallKey
 from ..engine.intake import Named
-from ..engine.plan_change import agree_on_plan, averaged_pending, resharded_for_plan
+from ..engine.plan_change import averaged_pending
 from ..errors import ConfigError
 from ..options import Options
-from ..state.store import SyncState
 from ..tracing.trace_file import refuse_unwritable
 from ..tuning import OptimizerRule
-from ..types import Plan, Strategy, TensorSpec
-from .base import SessionBase
+from .following import Following
 
 if TYPE_CHECKING:
     from ..planner.model.profile import Profile
@@ -33,7 +29,7 @@ _RECORDED = 1024
 """Steps of a recorded workload that are kept, the last ones."""
 
 
-class Planning(SessionBase):
+class Planning(Following):
     """Plans of a session; see docs/planner.md."""
 
     def __init__(self, comm: Any, options: Options, note: Callable[[], Mapping[str, Any]]) -> None:
@@ -43,26 +39,16 @@ class Planning(SessionBase):
         if tuning is not None and self._transport.topology.size > 1:  # alone there is nothing to choose
             self._clock = StepClock(max(16, tuning.steps))
             self._tuner = Tuner(self._transport, tuning, self._together, lambda: self._options, self._adopt)
+            try:
+                self._tuner.read()
+            except ConfigError:  # on all ranks alike
+                self.close()
+                raise
 
     def _holding(self) -> bool:
         plan = self._options.plan
         watching = super()._holding() and (self._tuner is None or self._tuner.watching)
         return watching or (plan is not None and plan.held)
-
-    @property
-    def plan(self) -> Plan | None:
-        """The current plan. None without a plan, and while ``plan="auto"`` watches the first steps (``watching``).
-
-        On slow networks, the steps that are watched follow a plan, too. While the session tries plans (``planning``),
-        it is the plan of the current trial, or the quickest so far.
-
-        Example:
-            >>> plan = espresso_mpi.Plan(default=espresso_mpi.Strategy("int8", "flat-allgather"))
-            >>> with espresso_mpi.Session(plan=plan) as session:
-            ...     session.plan == plan
-            True
-        """
-        return self._options.plan
 
     @property
     def planned(self) -> bool:
@@ -120,20 +106,6 @@ class Planning(SessionBase):
         """
         tuned = None if self._tuner is None else self._tuner.tuned
         return None if tuned is None or self.planning else tuned.expected
-
-    def strategy(self, spec: TensorSpec) -> Strategy:
-        """The strategy by which this session synchronises a tensor.
-
-        Raises:
-            PlanError: the plan does not know it; ConfigError: its route needs a GPU that the tensor is not on, or sums
-                payloads that cannot be summed.
-
-        Example:
-            >>> with espresso_mpi.Session(compressor="int8") as session:
-            ...     session.strategy(espresso_mpi.TensorSpec("w", (1000, 1000), "float32")).compressor
-            'int8'
-        """
-        return strategy_of(spec, self._options, self._transport.topology)
 
     def measure(
         self,
@@ -193,7 +165,7 @@ class Planning(SessionBase):
             raise ConfigError("record_workload: this session plans for itself; use one without plan='auto'")
 
         def begin() -> None:
-            on_rank_0(transport, lambda: refuse_unwritable(target), ConfigError)
+            on_rank_0(transport, lambda: refuse_unwritable(target, "workload"), ConfigError)
             recorded = replace(before, compressor="none", route=None, plan=None)
             self._change_plan(recorded, self._engine.sync_state)
             self._recording = True
@@ -254,6 +226,7 @@ class Planning(SessionBase):
         clock = self._clock
         if clock is None:
             return
+        self._before_first_step()
         names = None if arrays is None else [name for name, _ in arrays]
         if clock.repeats(key) if names is None else clock.begins(names):
             self._end_step(clock, key, names or ())
@@ -286,44 +259,12 @@ class Planning(SessionBase):
             ...         session.begin_step(["w"])
             ...         mean = session.push("w", np.ones(3, np.float32)).wait()
         """
+        self._before_first_step()
         clock = self._clock
         if clock is not None and clock.begins(names):
             self._end_step(clock, None, ())
 
-    def follow(self, plan: Plan | str | os.PathLike[str]) -> None:
-        """Continue with another plan. Collective, between two steps, with the same plan on every rank.
-
-        The residuals of tensors that get another strategy are resharded: Σ mean = Σ results + residuals holds across
-        the change. Tensors with the same strategy and bucket keep their residuals bit for bit.
-
-        Args:
-            plan: a Plan, or the path of a plan file.
-
-        Raises:
-            PlanError: on every rank: the plan does not fit; MismatchError: the ranks have different plans; ConfigError:
-                tensors are still under way, or the session plans for itself.
-
-        Example:
-            >>> with espresso_mpi.Session(compressor="fp16") as session:
-            ...     session.follow(espresso_mpi.Plan(default=espresso_mpi.Strategy("int8", "flat-allgather")))
-            ...     session.plan.default.compressor
-            'int8'
-        """
-        if self._options.tuning is not None:
-            raise ConfigError("follow: this session plans for itself; open one without plan='auto'")
-        self._refuse_while_recording("follow")
-        made, problem = Options.checked(plan=plan)
-        if made.plan is None:
-            problem = problem or f"follow: got {plan!r}; expected a Plan, or the path of one"
-        new, transport, before = made.plan or Plan(), self._transport, self._options
-        self._between_steps("follow", lambda: self._adopt(new, agree_on_plan(transport, before, new, problem)))
-
-    def _change_plan(self, options: Options, sync_state: SyncState) -> None:
-        """Use other options from now on, also for gradients that wait for other ranks. In an action of all ranks."""
-        self._follow(options, sync_state)
-        self._engine.renew(partial(self._intake.renew, options=options))
-
-    def _adopt(self, plan: Plan, options: Options | None = None) -> None:
-        """Continue with another plan, and reshard the residuals of tensors that travel differently. Collective."""
-        kept = resharded_for_plan(self._transport, self._engine.sync_state, self._options.plan, plan)
-        self._change_plan(options or replace(self._options, plan=plan), kept)
+    def _before_first_step(self) -> None:
+        """Follow the plan of an earlier run, if there is one that was not followed yet. Collective then."""
+        if self._tuner is not None:
+            self._tuner.begin()

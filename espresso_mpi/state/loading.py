@@ -109,8 +109,11 @@ class _Head:
 
 
 def _head(state: StateDict) -> dict[str, Any]:
-    kept = ("rank", "nodes", "options", "methods", "step", "seed", "generation")
-    return {**{key: state[key] for key in kept}, "counters": fingerprint(dict(state["counts"])).hex()}
+    kept = {key: state[key] for key in ("rank", "nodes", "options", "methods", "step", "seed", "generation")}
+    plan = kept["options"].get("plan")
+    if plan is not None:  # in states of earlier versions, what the plan was made for follows
+        kept["options"] = {**kept["options"], "plan": plan.partition(",")[0]}
+    return {**kept, "counters": fingerprint(dict(state["counts"])).hex()}
 
 
 def _check_together(heads: Sequence[_Head], describe: Callable[[int], str]) -> None:

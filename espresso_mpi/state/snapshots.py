@@ -22,7 +22,7 @@ from .store import SyncState
 VERSION = 4
 """Version 4 added which tensors were compressed as one, without which plans cannot change; older ones are refused."""
 
-_SAME = ("compressor", "route", "plan", "min_bytes", "segment_bytes", "feedback")
+_SAME = ("compressor", "route", "min_bytes", "segment_bytes", "feedback")
 _SAME_IF_GIVEN = ("dense",)
 _KINDS = ("residual", "sent", "average", "mean")
 
@@ -68,6 +68,7 @@ def identity(transport: Transport, options: Options) -> dict[str, Any]:
     return {
         "nodes": [list(ranks) for ranks in transport.topology.nodes],
         "options": {key: described[key] for key in _SAME}
+        | {"plan": options.plan.digest if options.plan else None}
         | {key: list(described[key]) for key in _SAME_IF_GIVEN if described[key]},
         "methods": _methods(options),
     }

@@ -246,22 +246,22 @@ def _ranks(content: _Content) -> tuple[RankTrace, ...]:
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
-def refuse_unwritable(path: Path) -> None:
-    """Find out before anything is recorded that a trace could not be written.
+def refuse_unwritable(path: Path, what: str = "trace") -> None:
+    """Find out before anything is recorded that a file, called ``what`` in errors, could not be written.
 
     Raises:
         ConfigError: naming what is in the way.
     """
     target = path.resolve()
     if not target.parent.is_dir():
-        raise ConfigError(f"trace {str(path)!r}: the directory {target.parent} does not exist; make it first")
+        raise ConfigError(f"{what} {str(path)!r}: the directory {target.parent} does not exist; make it first")
     if target.exists() and not target.is_file():
-        raise ConfigError(f"trace {str(path)!r}: is not a regular file; name one, such as step.json")
+        raise ConfigError(f"{what} {str(path)!r}: is not a regular file; name one, such as step.json")
     try:
         with tempfile.TemporaryFile(dir=target.parent):
             pass
     except OSError as error:
-        raise ConfigError(f"trace {str(path)!r}: cannot write there ({error.strerror}); name another file") from None
+        raise ConfigError(f"{what} {str(path)!r}: cannot write there ({error.strerror}); name another file") from None
 
 
 def write(path: Path, content: Mapping[str, Any]) -> None:

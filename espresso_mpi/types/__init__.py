@@ -8,7 +8,7 @@ May import: ``feedback``, ``timetable``, ``files`` and the layers below them. Ot
 a new name goes on the list below.
 """
 
-from .plans import Forecast, MadeFor, Order, Outlook, Plan, Strategy, buffer_name
+from .plans import Chosen, Forecast, MadeFor, Order, Outlook, Plan, Strategy, buffer_name
 from .routes import (
     CLOSING,
     ROUTES,
@@ -29,6 +29,7 @@ __all__ = [
     "ITEMSIZE",
     "ROUTES",
     "SUMS",
+    "Chosen",
     "Collective",
     "Decode",
     "DeviceKind",

@@ -168,6 +168,30 @@ class Forecast:
 
 
 @dataclass(frozen=True)
+class Chosen:
+    """How a session with ``plan="auto"`` chose a plan.
+
+    Attributes:
+        seconds: the length of a step in its trials, on the slowest rank.
+        accuracy: ``Tuning.accuracy``, the limit for compressors.
+        optimizer: the rule by which they were judged; see ``Tuning.optimizer``.
+        compressors: ``Tuning.compressors``.
+        feedback: the spec of the session's error feedback.
+
+    Example:
+        >>> chosen = espresso_mpi.types.Chosen(0.25, "safe", "adam", ("int8", "int4"), "auto")
+        >>> espresso_mpi.Plan(default=espresso_mpi.Strategy("none", "flat"), chosen=chosen).chosen.seconds
+        0.25
+    """
+
+    seconds: Seconds
+    accuracy: str
+    optimizer: str
+    compressors: tuple[str, ...]
+    feedback: str
+
+
+@dataclass(frozen=True)
 class Plan:
     """A strategy for every tensor.
 
@@ -183,6 +207,7 @@ class Plan:
         schedule: the order of operations on each lane. Without one, tensors start as they arrive, and overlap.
         held: pushes start when one of them is waited for. This is quicker if ranks have no free core for communication
             during the backward pass, and if payloads are small.
+        chosen: how a session with ``plan="auto"`` chose the plan. None for other plans.
 
     Raises:
         PlanError: a value is no ``Strategy``; a group is empty; tensors of a group have different strategies; or a name
@@ -204,6 +229,7 @@ class Plan:
     forecast: Forecast | None = None
     schedule: Schedule | None = None
     held: bool = False
+    chosen: Chosen | None = None
 
     def __post_init__(self) -> None:
         fuse = self.fuse_bytes
