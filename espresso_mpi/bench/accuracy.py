@@ -23,7 +23,7 @@ from ..collectives.messages.agreement import first_failure, on_every_rank, on_ra
 from ..errors import ConfigError
 from ..files import output
 from . import accuracy_tables as tables
-from .accuracy_runs import AUTO, AccuracySettings, Run, Way, usual_ways, waits_from, ways_of
+from .accuracy_runs import AccuracySettings, Run, Way, plans, usual_ways, waits_from, ways_of
 from .accuracy_times import StepTime, priced
 from .datasets import Dataset
 from .defaults import Accuracy as Defaults
@@ -51,8 +51,8 @@ def main(
     Args:
         workload: "gpt" (the default) or "lstm", on text under AdamW; "resnet", on images under SGD with momentum.
         ways: comma list of ``gloo:none``, ``gloo:fp16``, ``gloo:powersgd:rank=4`` (DDP over gloo); ``gradsync:``,
-            ``push:`` or ``sync:`` (with and without overlap) and a compressor, ``none`` or ``auto``; an optimizer of
-            ``optimizer_ways.OWN``, if need be like ``onebit-adam+update_clip=1:int2``. Default: most of them.
+            ``push:`` or ``sync:`` (with and without overlap) and a compressor, ``none``, ``auto``, or ``auto@FILE``,
+            with a ``plan_file``; ``optimizer_ways.OWN``, or as ``onebit-adam+update_clip=1:int2``. Default: most.
         seeds: comma list of seeds of weights, batches and stochastic compressors.
         steps: training steps of each run. eval_every: steps between validations; default: a twentieth of all.
         batch: examples of each rank in a step; default: those of the workload shared among the ranks.
@@ -274,10 +274,10 @@ def _curves(path: Path, asked: dict[str, Any], cell: dict[str, Any]) -> dict[str
 def _chosen(runs: Sequence[Run], ways: str | None, seeds: str | None) -> list[Run]:
     """Those of the runs that are asked for, by default all but those whose bits depend on the network."""
     if ways is None:
-        found = [run for run in runs if not run.way.endswith(f":{AUTO}")]
+        found = [run for run in runs if not plans(run.way.partition(":")[2])]
     else:
         names = [way.spec for way in ways_of(ways)]
-        wrong = [name for name in names if name.endswith(f":{AUTO}") or name not in {run.way for run in runs}]
+        wrong = [name for name in names if plans(name.partition(":")[2]) or name not in {run.way for run in runs}]
         if wrong:
             raise ConfigError(
                 f"--ways {wrong[0]}: --curves has no such run that would be the same on another network; it has "

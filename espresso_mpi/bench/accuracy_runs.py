@@ -71,7 +71,7 @@ class Way:
     Attributes:
         spec: its name, as it was given.
         kind: one of ``AVERAGING``, or an optimizer that synchronises by itself.
-        compressor: its spec, "none", or "auto".
+        compressor: its spec, "none", "auto", or "auto@FILE" with a file for the plan.
         choice: the optimizer with its arguments; None for ``AVERAGING``.
     """
 
@@ -79,6 +79,11 @@ class Way:
     kind: str
     compressor: str
     choice: Choice | None = None
+
+    @property
+    def plans(self) -> bool:
+        """Whether a session plans for itself."""
+        return plans(self.compressor)
 
     def optimizer(self, usual: str) -> str:
         """The optimizer's name; ``usual``: of ways that average gradients."""
@@ -119,6 +124,11 @@ class Run:
             way.spec, seed, lr, curve.loss, curve.diverged_at, curve.replicas_identical, curve.seconds, curve.points,
             curve.sent_by_step,
         )  # fmt: skip
+
+
+def plans(compressor: str) -> bool:
+    """Whether this stands for ``plan="auto"``: ``auto``, or ``auto@FILE``."""
+    return compressor.partition("@")[0] == AUTO
 
 
 def usual_ways(workload: str) -> str:
@@ -177,8 +187,8 @@ def _way_of(spec: str) -> Way:
     if kind == "gloo":
         if compressor.partition(":")[0] not in GLOO:
             raise ConfigError(f"--ways {spec!r}; torch has {', '.join(GLOO)}")
-    elif compressor == AUTO and kind in FEEDBACK:
+    elif plans(compressor) and kind in FEEDBACK:
         raise ConfigError(f"--ways {spec!r}; expected a compressor: plans have no feedback of an optimizer's own")
-    elif compressor not in ("none", AUTO):
+    elif compressor != "none" and not plans(compressor):
         get(compressor)
     return Way(spec, kind, compressor, Choice.of(named) if kind in OWN else None)

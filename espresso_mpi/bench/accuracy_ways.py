@@ -12,7 +12,7 @@ from ..session import Session
 from ..tuning import Tuning
 from .accuracy_runs import AVERAGING, AccuracySettings, Run, Way
 from .accuracy_times import StepTime, step_times_of
-from .averaging import Averaged
+from .averaging import Averaged, tuning_of
 from .datasets import Batch, Dataset
 from .harness.replicas import place_on_node, require_same_start
 from .harness.timing import Repetitions, TimedMethod, in_turns
@@ -72,7 +72,7 @@ class Training:
         self.lr = workload.rates[optimizer] if settings.lr is None else settings.lr
         model = network(settings.workload, settings.width, settings.layers, seed)
         threads = launch.threads_per_rank(place_on_node(comm)[0])
-        compressor = way.compressor if way.kind in AVERAGING[1:] and way.compressor != "auto" else "none"
+        compressor = way.compressor if way.kind in AVERAGING[1:] and not way.plans else "none"
         local = "muon" if way.kind == "muloco" else workload.optimizer
         self.replica = Replica(model, local, momentum_of(local, compressor), threads)
         require_same_start(comm, data.digest, self.replica.digest(), "torch")
@@ -102,7 +102,9 @@ class Training:
 
 def _session(comm: Any, way: Way, seed: int) -> Session:
     """What an optimizer sends its messages by."""
-    how: dict[str, Any] = {"plan": "auto"} if way.compressor == "auto" else {"compressor": way.compressor}
+    how: dict[str, Any] = {"compressor": way.compressor}
+    if way.plans:
+        how = {"plan": "auto", "tuning": tuning_of(way.compressor)}
     session = Session(comm, seed=seed, feedback=FEEDBACK.get(way.kind, "auto"), **how)
     session.judge_for(None)
     return session
@@ -128,7 +130,7 @@ def train(
     Raises:
         MismatchError: the ranks do not start from the same data and weights.
     """
-    if way.compressor != "auto":  # planning is part of the run
+    if not way.plans:  # planning is part of the run
         _warm_up(comm, data, settings, way, gloo)
     training = Training(comm, data, settings, way, seed, settings.steps, gloo)
     try:

@@ -54,12 +54,24 @@ def gloo_group() -> Iterator[Any]:
         distributed.destroy_process_group(group if before else None)
 
 
+def tuning_of(method: str) -> Tuning | None:
+    """The settings of ``auto``; of ``auto=onebit+int8``, with these compressors, whatever they do to the loss; and of
+    ``auto@FILE``, with a file for the plan. None for others.
+    """
+    head, _, file = method.partition("@")
+    auto, _, allowed = head.partition("=")
+    if auto != "auto":
+        return None
+    tuning = Tuning(tuple(allowed.split("+")), accuracy="fast") if allowed else Tuning()
+    return replace(tuning, plan_file=file or None)
+
+
 class Averaged:
     """A model whose gradients become their mean over the ranks. Collective, as are its methods.
 
     Args:
-        spec: way and method, such as ``gloo:fp16`` or ``push:int8``; ``push:auto`` plans by itself, and
-            ``push:auto=onebit+int8`` with these compressors, whatever they do to the loss.
+        spec: way and method, such as ``gloo:fp16`` or ``push:int8``; ``push:auto`` and its like plan, see
+            ``tuning_of``.
         gloo: its process group.
         dense: steps of torch's PowerSGD, at the beginning, that are dense; at least 2.
         seed: of stochastic compressors.
@@ -92,9 +104,8 @@ class Averaged:
 
     def _by_us(self, way: str, method: str, seed: int, share: float) -> None:
         options: dict[str, Any] = {"compressor": method}
-        auto, _, allowed = method.partition("=")
-        if auto == "auto":
-            tuning = Tuning(tuple(allowed.split("+")), accuracy="fast") if allowed else Tuning()
+        tuning = tuning_of(method)
+        if tuning is not None:
             options = {"plan": "auto", "tuning": replace(tuning, share=share)}
         self.session = Session(self._comm, seed=seed, **options)
         self.session.judge_for(None)

@@ -4,7 +4,7 @@
 - ``abi``: the C interface of XLA's foreign functions.
 - ``trees``: trees of arrays.
 - ``arguments``: checks what transformations are given.
-- ``optimizers``: 1-bit Adam and SGD with momentum.
+- ``optimizers``: 1-bit Adam, SGD with momentum, and DeMo.
 - ``layerwise``: 1-bit LAMB and CLAN.
 - ``zero_one``, ``local_steps``: 0/1 Adam, and DiLoCo.
 - ``under_way``: messages that travel while steps run.
@@ -24,7 +24,7 @@ from ..session import Session
 from .arguments import optax_for
 from .layerwise import scale_by_clan, scale_by_onebit_lamb
 from .local_steps import diloco
-from .optimizers import compressed_trace, scale_by_onebit_adam
+from .optimizers import compressed_trace, scale_by_demo, scale_by_onebit_adam
 from .trees import averaged_tree, one_chain
 from .zero_one import zero_one_adam
 
@@ -33,6 +33,7 @@ __all__ = [
     "compressed_trace",
     "diloco",
     "scale_by_clan",
+    "scale_by_demo",
     "scale_by_onebit_adam",
     "scale_by_onebit_lamb",
     "sync",

@@ -1,4 +1,4 @@
-"""1-bit Adam and SGD with momentum for optax: momenta are synchronised in few bits, inside ``jit``.
+"""1-bit Adam, SGD with momentum and DeMo for optax: momenta are synchronised in few bits, inside ``jit``.
 
 Their arithmetic is that of ``espresso_mpi.optim``: the formulas of ``optim.updates``, on arrays of JAX. May import: JAX
 and the package.
@@ -15,9 +15,10 @@ import numpy as np
 from jax import numpy as jnp
 
 from ..errors import ConfigError
+from ..optim.demo import require_residuals
 from ..optim.onebit_adam import EVERY, norms_between, settled, settled_everywhere
 from ..optim.rules import GradientMeans
-from ..optim.settings import AdamSettings, SGDSettings, update_clip_of
+from ..optim.settings import AdamSettings, DeMoSettings, SGDSettings, update_clip_of
 from ..optim.updates import adam, decayed_momentum, frozen_adam, momentum, sgd
 from ..session import Session
 from .arguments import optax_for, steps, unbiased, usable
@@ -51,6 +52,12 @@ class TraceState(NamedTuple):
 
     count: Any
     trace: Any
+    token: Any
+
+
+class DeMoState(NamedTuple):
+    """The state of ``scale_by_demo``: as ``token`` of ``OnebitAdamState``. The momenta are residuals of the session."""
+
     token: Any
 
 
@@ -263,3 +270,48 @@ class _Trace:
     def _momenta(self, grads: Any, trace: Any) -> Any:
         message = decayed_momentum(jnp.sqrt)
         return mapped(1, lambda g, m: (message(g, m, 0.0, self.decay, 0.0),), (grads,), trace)[0]
+
+
+def scale_by_demo(session: Session | None = None, *, sign: bool = True) -> Any:
+    """DeMo (``espresso_mpi.optim.DeMo``) before weight decay and learning rate.
+
+    It synchronises by itself: pass the gradients of this rank. Its calls are ordered by its state, as those of
+    ``synchronize``.
+
+    Args:
+        session: as for ``sync``, with ``compressor="dct_topk:…"`` and ``feedback="plain:decay=0.999"``.
+        sign: as for ``DeMo``.
+
+    Raises:
+        ConfigError: as ``scale_by_onebit_adam``, or the session has no plain error feedback.
+
+    Example:
+        >>> import optax  # doctest: +SKIP
+        >>> optimizer = optax.chain(  # doctest: +SKIP
+        ...     espresso_mpi.jax.scale_by_demo(session), optax.scale_by_learning_rate(1e-3)
+        ... )
+    """
+    owner = "scale_by_demo"
+    optax = optax_for(owner, "use espresso_mpi.optim.DeMo")
+    DeMoSettings.checked(owner, 0.0, 0.0, sign)
+    chosen = usable(owner, session, "adam")
+    require_residuals(owner, chosen)
+    made = _DeMo(chosen, sign)
+    return optax.GradientTransformation(made.start, made.update)
+
+
+@dataclass(frozen=True, eq=False)
+class _DeMo:
+    """The functions of ``scale_by_demo``."""
+
+    session: Session
+    sign: bool
+
+    def start(self, params: Any) -> DeMoState:
+        return DeMoState(counter())
+
+    def update(self, updates: Any, state: DeMoState, params: Any = None) -> tuple[Any, DeMoState]:
+        one_chain(self, self.session)
+        found, token = averaged_tree(single(updates), self.session, False, state.token)
+        along = jax.tree_util.tree_map(jnp.sign, found) if self.sign else found
+        return like(along, updates), DeMoState(token)

@@ -16,6 +16,19 @@ if TYPE_CHECKING:
     from ..tuning import OptimizerRule
 
 
+def require_residuals(owner: str, session: Session) -> None:
+    """Refuse a session whose residuals are no momenta.
+
+    Raises:
+        ConfigError: it has no plain error feedback.
+    """
+    if session.feedback.kind not in ("auto", "plain"):
+        raise ConfigError(
+            f"{owner}: the session has feedback={str(session.feedback)!r}; expected 'plain:decay=0.999', whose "
+            f"residuals are the momenta"
+        )
+
+
 @dataclass(frozen=True)
 class Counters:
     """The state of the optimizer: the number of steps. The momenta are residuals of the session."""
@@ -39,11 +52,7 @@ class DeMoRule(Rule[Counters]):
 
     def __init__(self, session: Session) -> None:
         super().__init__(session, Counters(0))
-        if session.feedback.kind not in ("auto", "plain"):
-            raise ConfigError(
-                f"DeMo: the session has feedback={str(session.feedback)!r}; expected 'plain:decay=0.999', whose "
-                f"residuals are the momenta"
-            )
+        require_residuals(self.owner, session)
 
     def step(self, slots: Sequence[Slot[DeMoSettings]]) -> None:
         """The mean of what the ranks extract, then a step along it or along its sign."""

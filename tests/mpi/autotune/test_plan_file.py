@@ -60,11 +60,11 @@ def train(session, steps, first=0, shapes=SHAPES, pushes=False):
 
 
 def planned(session, shapes=SHAPES):
-    """Train until a plan is chosen; returns the number of steps."""
+    """Train until a plan is chosen."""
     for step in itertools.count():
         train(session, 1, step, shapes)
         if not session.planning:
-            return step + 1
+            break
 
 
 def close(found, wanted, bound):

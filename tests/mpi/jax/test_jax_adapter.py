@@ -114,15 +114,16 @@ def test_optax_trains_alike_on_all_ranks(world, open_session, adapter):
     assert not np.allclose(params["w"], 1)
 
 
-def test_demo_is_a_chain_of_optax(world, open_session, adapter):
-    """What the ranks extract, averaged inside ``jit``, gives the steps of ``optim.DeMo``."""
+@pytest.mark.parametrize("sign", [True, False])
+def test_demo_of_optax_takes_the_steps_of_the_class(world, open_session, adapter, sign):
     optax = pytest.importorskip("optax")
     options = {"compressor": "dct_topk:chunk=32,k=4", "feedback": "plain:decay=0.9", "min_bytes": 0}
     optimizer = optax.chain(
-        adapter.synchronize(open_session(**options)), optax.scale_by_sign(), optax.scale_by_learning_rate(1e-2)
+        adapter.scale_by_demo(open_session(**options), sign=sign), optax.scale_by_learning_rate(1e-2)
     )
     params = {"w": np.zeros(96, np.float32)}
-    demo, state = optim.DeMo({"w": params["w"].copy()}, open_session(**options), lr=1e-2), optimizer.init(params)
+    demo = optim.DeMo({"w": params["w"].copy()}, open_session(**options), lr=1e-2, sign=sign)
+    state = optimizer.init(params)
     update = jax.jit(optimizer.update)
     for step in range(4):
         grads = {"w": np.random.default_rng([world.rank, step]).standard_normal(96).astype(np.float32)}

@@ -137,10 +137,10 @@ def test_arguments_of_an_optimizer_make_its_run_and_the_short_one_that_is_timed(
 
 
 def test_only_runs_that_another_network_would_not_change_are_priced():
-    runs = [*RUNS, run("gradsync:auto", (6.0, 2.0))]
+    runs = [*RUNS, run("gradsync:auto", (6.0, 2.0)), run("onebit-adam:auto@plan.json", (6.0, 2.0))]
     assert accuracy._chosen(runs, None, None) == RUNS
     assert accuracy._chosen(runs, "gloo:none", "1") == [RUNS[1]]
-    for ways, seeds in (("gradsync:auto", None), ("gloo:fp16", "7")):
+    for ways, seeds in (("gradsync:auto", None), ("onebit-adam:auto@plan.json", None), ("gloo:fp16", "7")):
         with pytest.raises(ConfigError, match="--curves"):
             accuracy._chosen(runs, ways, seeds)
 
