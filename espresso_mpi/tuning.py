@@ -68,7 +68,7 @@ class Tuning:
             pause: the session follows the quickest plan so far until enough time has passed. With 1, they never do.
         check: number of steps between comparisons of measured and predicted step times.
         factor: the ratio of these times, in either direction, from which the session measures and plans again.
-        every: minimum number of steps from one plan to the next.
+        every: minimum number of steps from one plan to the next, unless the first one is that of ``plan_file``.
         accuracy: how much a compressor may change a tensor's moments: ``safe``, ``balanced``, or ``fast`` (no limit).
         optimizer: whose moments count: ``adam``, ``sgd``; ``adam-momentum`` or ``sgd-momentum`` if the messages are
             momenta, with or without a division by √v; or None for what the optimizers of this package and an adapter

@@ -1,20 +1,152 @@
-"""The plan that a session of an earlier run chose, in the file ``Tuning.plan_file``. All functions are collective."""
+"""The plan that a session of an earlier run chose, in the file ``Tuning.plan_file``."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from ..collectives.messages.agreement import on_every_rank, on_rank_0
 from ..collectives.messages.transport import Transport
+from ..engine.batches import versions
 from ..engine.plan_change import agree_on_plan
 from ..errors import ConfigError, MismatchError, PlanError
 from ..options import Options
 from ..planner.planfile import from_json, load, misfits, save, to_json
 from ..tracing.trace_file import refuse_unwritable
 from ..tuning import OptimizerRule, Tuning
-from ..types import Chosen, Plan, TensorSpec
+from ..types import Chosen, MadeFor, Plan, TensorSpec
+from .fidelity import Fidelity
+
+_LOG = logging.getLogger("espresso_mpi")
+
+
+class EarlierRun:
+    """Follows the plan of an earlier run from the first step on, if it fits.
+
+    Whether it fits the ranks and the settings is known before the first step; its tensors, and often the optimizer, in
+    it. All methods but ``misfit`` are collective.
+
+    Args:
+        options: those of now; adopt: goes on by a plan, or without one, on all ranks.
+        fidelity: knows the optimizer.
+
+    Attributes:
+        waiting: the plan that was read and not followed yet.
+        plan: the plan that is followed; confirmed: whether the first step has shown that it fits.
+
+    Raises:
+        ConfigError: on every rank: the file cannot be read or written, or its plan is none that a session chose.
+    """
+
+    def __init__(
+        self, transport: Transport, tuning: Tuning, options: Callable[[], Options],
+        adopt: Callable[[Plan | None], None], fidelity: Fidelity,
+    ) -> None:  # fmt: skip
+        self._transport, self._tuning, self._options = transport, tuning, options
+        self._adopt, self._fidelity = adopt, fidelity
+        self._path = str(tuning.plan_file)
+        self.waiting = self._read()
+        self.plan: Plan | None = None
+        self.confirmed = False
+
+    def _read(self) -> Plan | None:
+        def document() -> object:
+            refuse_unwritable(Path(self._path), "plan_file")
+            if not Path(self._path).exists():
+                return None
+            plan = load(self._path)
+            if plan.chosen is None:
+                raise ConfigError(
+                    f"plan_file {self._path!r}: no session with plan='auto' chose this plan; follow it by "
+                    f"plan={self._path!r}, or name another file, which the session writes"
+                )
+            return to_json(plan)
+
+        found = on_rank_0(self._transport, document, ConfigError)
+        return None if found is None else from_json(found)
+
+    def follow(self) -> float | None:
+        """Follow the plan, if nothing that is known already speaks against it.
+
+        Returns:
+            The seconds of a step in the trials of the earlier run. None: it is not followed.
+        """
+        plan, self.waiting = self.waiting, None
+        if plan is None or plan.chosen is None:
+            return None
+        why = self._unfit(plan, self._fidelity.known_rule(self._transport))
+        if why is not None:
+            self.say(f"its plan is not followed: {why}")
+            return None
+        self.plan = plan
+        self._adopt(replace(plan, made_for=None))  # other tensors of the first step are no error
+        return plan.chosen.seconds
+
+    def undo(self) -> None:
+        """Undo ``follow``."""
+        self.waiting, self.plan = self.plan, None
+        self._adopt(None)
+
+    def misfit(self, specs: Sequence[TensorSpec]) -> str | None:
+        """What differs between these tensors of the first step and those of the plan, in words; None: nothing."""
+        return None if self.plan is None or self.confirmed else self._difference(self.plan, specs, complete=False)
+
+    def confirm(self, specs: Sequence[TensorSpec]) -> str | None:
+        """Go on by the plan if these tensors, of the first step, and the optimizer are those of the plan.
+
+        Returns:
+            What differs, in words; None: nothing.
+        """
+        plan = self.plan
+        assert plan is not None
+        _, said = on_every_rank(
+            self._transport, lambda: self._difference(plan, specs, complete=True), say=lambda found: found
+        )
+        why = next((found for found in said if found is not None), None)
+        why = why or self._unfit(plan, self._fidelity.agreed_rule(self._transport))
+        if why is None:
+            self.confirmed = True
+            self.say("its plan is followed")
+            self._adopt(plan)
+        return why
+
+    def leave(self, why: str) -> None:
+        """Go on without a plan."""
+        self.say(f"its plan is not followed any more: {why}")
+        self.plan = None
+        self._adopt(None)
+
+    def say(self, text: str) -> None:
+        """Write a line to the log of rank 0."""
+        if self._transport.rank == 0:
+            _LOG.info("%s: %s", self._path, text)
+
+    def _difference(self, plan: Plan, specs: Sequence[TensorSpec], complete: bool) -> str | None:
+        topology, known = self._transport.topology, plan.made_for.tensors if plan.made_for else {}
+        new = [f"tensor {spec.name!r} is not in the plan" for spec in specs if spec.size and spec.name not in known]
+        found = new[:1] + misfits(plan, specs, len(topology.nodes), topology.local_size, complete=complete)
+        return found[0] if found else None
+
+    def _unfit(self, plan: Plan, rule: OptimizerRule | None) -> str | None:
+        """What differs between the settings, ranks and versions of then and now, in words. The same on every rank.
+
+        Args:
+            rule: of the optimizer. None: it is not known yet.
+        """
+        there = plan.chosen
+        assert there is not None
+        here = chosen_by(self._options(), self._tuning, rule or "adam", there.seconds)
+        names = ["accuracy", "compressors", "feedback", *(["optimizer"] if rule is not None else [])]
+        differ = [name for name in names if getattr(there, name) != getattr(here, name)]
+        if differ:
+            return "; ".join(f"{name}: {getattr(there, name)!r} then, {getattr(here, name)!r} now" for name in differ)
+        try:
+            agree_on_plan(self._transport, self._options(), plan, None)
+        except (ConfigError, PlanError, MismatchError) as error:  # on all ranks alike
+            return str(error)
+        return None
 
 
 def chosen_by(options: Options, tuning: Tuning, rule: OptimizerRule, seconds: float) -> Chosen:
@@ -22,59 +154,20 @@ def chosen_by(options: Options, tuning: Tuning, rule: OptimizerRule, seconds: fl
     return Chosen(seconds, tuning.accuracy, rule, tuning.compressors, str(options.feedback))
 
 
-def read(transport: Transport, path: str) -> Plan | None:
-    """The plan in a file, as rank 0 reads it. None if there is no file yet.
+def for_next_run(plan: Plan, made: MadeFor, chosen: Chosen) -> Plan:
+    """A plan that was chosen, with all that the next run compares.
 
-    Raises:
-        ConfigError: on every rank: the file cannot be read or written, or its plan is none that a session chose.
+    Args:
+        made: what it is made for, if the plan does not say it.
     """
-
-    def document() -> object:
-        target = Path(path)
-        refuse_unwritable(target, "plan_file")
-        if not target.exists():
-            return None
-        plan = load(target)
-        if plan.chosen is None:
-            raise ConfigError(
-                f"plan_file {path!r}: no session with plan='auto' chose this plan; follow it by plan={path!r}, or name "
-                f"another file, which the session writes"
-            )
-        return to_json(plan)
-
-    found = on_rank_0(transport, document, ConfigError)
-    return None if found is None else from_json(found)
+    made = plan.made_for or made
+    return replace(plan, made_for=made if made.fingerprint else replace(made, fingerprint=versions()), chosen=chosen)
 
 
 def write(transport: Transport, path: str, plan: Plan) -> None:
-    """Write a plan for the next run, on rank 0.
+    """Write a plan for the next run, on rank 0. Collective.
 
     Raises:
         ConfigError: on every rank: the file cannot be written.
     """
     on_rank_0(transport, lambda: save(plan, path), ConfigError)
-
-
-def unfit(transport: Transport, options: Options, tuning: Tuning, rule: OptimizerRule, plan: Plan) -> str | None:
-    """Why a session does not follow a plan of an earlier run, in words; None: it does. The same on every rank."""
-    assert plan.chosen is not None
-    if replace(plan.chosen, seconds=0.0) != chosen_by(options, tuning, rule, 0.0):
-        there, here = plan.chosen, chosen_by(options, tuning, rule, 0.0)
-        names = ("accuracy", "optimizer", "compressors", "feedback")
-        differ = [name for name in names if getattr(there, name) != getattr(here, name)]
-        return "; ".join(f"{name}: {getattr(there, name)!r} then, {getattr(here, name)!r} now" for name in differ)
-    try:
-        agree_on_plan(transport, options, plan, None)
-    except (ConfigError, PlanError, MismatchError) as error:  # on all ranks alike
-        return str(error)
-    return None
-
-
-def other_tensors(transport: Transport, plan: Plan, specs: Sequence[TensorSpec]) -> str | None:
-    """What differs between the plan's tensors and those of a step, in words; None: nothing on any rank."""
-    topology = transport.topology
-    new = sorted({spec.name for spec in specs if spec.size} - set(plan.made_for.tensors if plan.made_for else ()))
-    here = [f"tensor {new[0]!r} is not in the plan"] if new else []
-    here += misfits(plan, specs, len(topology.nodes), topology.local_size)
-    _, said = on_every_rank(transport, lambda: here, say=lambda found: found)
-    return next((found[0] for found in said if found), None)

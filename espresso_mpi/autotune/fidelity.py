@@ -361,11 +361,15 @@ class Fidelity:
         left = assessment.left(tuning.compressors, workload)
         return assessment.on(workload), replace(tuning, compressors=left), assessment.dropped
 
+    def known_rule(self, transport: Transport) -> OptimizerRule | None:
+        """The rule that all ranks know of; None: a rank knows of none yet, or of another one. Collective."""
+        here = -1 if self.rule is None else RULES.index(self.rule)
+        every = floats(transport, float(here))
+        return RULES[here] if every.min() == every.max() >= 0 else None
+
     def agreed_rule(self, transport: Transport) -> OptimizerRule:
         """The rule that all ranks know of, else ``adam``, which is the strictest. Collective."""
-        here = 0 if self.rule is None else RULES.index(self.rule)
-        every = floats(transport, float(here))
-        return RULES[here] if every.min() == every.max() else "adam"
+        return self.known_rule(transport) or "adam"
 
     def assessed(self, transport: Transport, workload: Workload, rule: OptimizerRule) -> Assessment:
         """Which compressors to leave out for which tensors. Collective; the same on every rank.

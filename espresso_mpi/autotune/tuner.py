@@ -10,7 +10,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,6 +29,7 @@ from .tried import Trial
 
 if TYPE_CHECKING:
     from ..planner.model.workload import Workload
+    from .earlier_run import EarlierRun
 
 _LOG = logging.getLogger("espresso_mpi")
 
@@ -79,8 +80,7 @@ class Tuner:
         self._roomy: set[str] = set()
         self._pushed = False
         self._first_wait, self._shrinks = 0.0, 1.0
-        self._unread: Plan | None = None
-        self._earlier: Plan | None = None
+        self._earlier: EarlierRun | None = None
         self._since = 0
         self._pause_left = 0
         if transport.rank == 0 and tuning.doubtful and tuning.accuracy == "fast":
@@ -95,62 +95,61 @@ class Tuner:
         """Whether steps are watched to make the first plans."""
         return self.tuned is None and self.trials is None
 
+    @property
+    def _followed(self) -> EarlierRun | None:
+        """The earlier run, if its plan is followed."""
+        return None if self._earlier is None or self._earlier.plan is None else self._earlier
+
     def read(self) -> None:
         """Read the plan of an earlier run, if a file for it is named. Collective.
 
         Raises:
-            ConfigError: on every rank, see ``earlier_run.read``.
+            ConfigError: on every rank, see ``earlier_run.EarlierRun``.
         """
         if self._tuning.plan_file is not None:
-            from . import earlier_run
+            from .earlier_run import EarlierRun
 
-            self._unread = earlier_run.read(self._transport, str(self._tuning.plan_file))
+            self._earlier = EarlierRun(self._transport, self._tuning, self._options, self._adopt, self.fidelity)
 
     def begin(self) -> None:
         """Follow the plan that was read, before the first step. Collective if there is one."""
-        plan, self._unread = self._unread, None
-        if plan is not None:
-            self._together("plan", lambda: self._follow_earlier(plan))
+        if self._earlier is not None and self._earlier.waiting is not None:
+            self._together("plan", self.follow_earlier)
 
-    def _follow_earlier(self, plan: Plan) -> None:
-        """Follow the plan of an earlier run, if it fits. Which tensors there are is known after the first step."""
-        from . import earlier_run
+    def follow_earlier(self) -> bool:
+        """Follow the plan that was read. Collective. Returns whether there is one that fits."""
+        seconds = None if self._earlier is None else self._earlier.follow()
+        if seconds is not None:
+            self.tuned = Tuned(0, seconds)
+        return seconds is not None
 
-        assert plan.chosen is not None
-        rule = self.fidelity.agreed_rule(self._transport)
-        why = earlier_run.unfit(self._transport, self._options(), self._tuning, rule, plan)
+    def undo_earlier(self) -> None:
+        """Undo ``follow_earlier`` before the first step. Collective."""
+        if self._earlier is not None:
+            self.tuned = None
+            self._earlier.undo()
+
+    def called(self, clock: StepClock, specs: Sequence[TensorSpec]) -> None:
+        """A call has these tensors: in the first step, leave the plan of an earlier run if it has others."""
+        earlier = self._earlier
+        why = None if earlier is None else earlier.misfit(specs)
+        if earlier is not None and why is not None:  # other ranks have such tensors, too
+            self._together("plan", lambda: self._leave(clock, earlier, why))
+
+    def _confirm(self, clock: StepClock, earlier: EarlierRun) -> None:
+        why = earlier.confirm(clock.specs)
         if why is not None:
-            self._say("%s: its plan is not followed: %s", self._tuning.plan_file, why)
-            return
-        self._earlier, self.tuned = plan, Tuned(0, plan.chosen.seconds)
-        self._adopt(replace(plan, made_for=None))
+            self._leave(clock, earlier, why)
 
-    def _confirm(self, clock: StepClock, plan: Plan) -> None:
-        """Go on by the plan of an earlier run if the first step had its tensors. Collective."""
-        from . import earlier_run
-
-        why, name = earlier_run.other_tensors(self._transport, plan, clock.specs), self._tuning.plan_file
-        if why is None:
-            self._say("%s: its plan is followed", name)
-            self._adopt(plan)
-        else:
-            self._say("%s: its plan is not followed any more: %s", name, why)
-            self._start_over(clock)
-
-    def _start_over(self, clock: StepClock) -> None:
-        """Watch steps without a plan, as a session without a file does at its start. Collective."""
-        self._earlier = self.tuned = None
-        self._since = clock.count
+    def _leave(self, clock: StepClock, earlier: EarlierRun, why: str) -> None:
+        """Leave the plan of an earlier run, and watch steps as a session without a file does. Collective."""
+        self.tuned, self._since = None, clock.count
         clock.steps.clear()
-        self._adopt(None)
-
-    def _say(self, text: str, *values: object) -> None:
-        if self._transport.rank == 0:
-            _LOG.info(text, *values)
+        earlier.leave(why)
 
     def step_ended(self, clock: StepClock) -> None:
         """Plan when enough steps were watched, and try the plans; compare step times with the plan's from then on."""
-        tuning, tuned = self._tuning, self.tuned
+        tuning, tuned, earlier = self._tuning, self.tuned, self._followed
         if self.watching:
             self.fidelity.samples.end_step(clock.begun)
         try:
@@ -168,8 +167,7 @@ class Tuner:
                     self._together("plan", lambda: self._plan(clock, watched))
                 elif watched >= _FEWEST:
                     self._together("watch", lambda: self._plan_if_long(clock, watched))
-            elif self._earlier is not None and clock.count == 1:
-                earlier = self._earlier
+            elif earlier is not None and not earlier.confirmed:
                 self._together("plan", lambda: self._confirm(clock, earlier))
             elif (clock.count - tuned.at) % tuning.check == 0:
                 self._together("compare", lambda: self._compare(clock, tuned))
@@ -310,9 +308,9 @@ class Tuner:
 
         transport, tuning = self._transport, self._tuning
         rule = self.fidelity.agreed_rule(transport)
-        made = best.plan.made_for or autoplan.made_for(transport.topology, self._workload)
+        made = autoplan.made_for(transport.topology, self._workload)
         chosen = earlier_run.chosen_by(self._options(), tuning, rule, best.seconds)
-        plan = replace(best.plan, made_for=made, chosen=chosen)
+        plan = earlier_run.for_next_run(best.plan, made, chosen)
         self._adopt(plan)
         if tuning.plan_file is not None:
             earlier_run.write(transport, str(tuning.plan_file), plan)
@@ -330,15 +328,17 @@ class Tuner:
 
         measured, expected = autoplan.slowest(self._transport, _median_seconds(clock)), tuned.expected
         off = math.inf if expected is None else max(measured / expected, expected / measured)
-        early = clock.count - tuned.at < self._tuning.every and self._earlier is None
+        early = clock.count - tuned.at < self._tuning.every and self._followed is None
         early = early or len(clock.steps) < autoplan.FEWEST
         if off <= self._tuning.factor or early:
             return
-        self._say("a step takes %.4g s, %s were expected: planning anew", measured, _seconds_text(expected))
-        if self._earlier is None:
-            self._plan(clock, self._tuning.steps)
-        else:  # of its gradients nothing is known
-            self._start_over(clock)
+        text = f"a step takes {measured:.4g} s, {_seconds_text(expected)} were expected"
+        if self._followed is not None:  # of this run's gradients nothing is known
+            self._leave(clock, self._followed, text)
+            return
+        if self._transport.rank == 0:
+            _LOG.info("%s: planning anew", text)
+        self._plan(clock, self._tuning.steps)
 
 
 def _seconds_text(seconds: float | None) -> str:

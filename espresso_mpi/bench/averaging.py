@@ -58,10 +58,12 @@ def tuning_of(method: str) -> Tuning | None:
     """The settings of ``auto``; of ``auto=onebit+int8``, with these compressors, whatever they do to the loss; and of
     ``auto@FILE``, with a file for the plan. None for others.
     """
-    head, _, file = method.partition("@")
+    head, at, file = method.partition("@")
     auto, _, allowed = head.partition("=")
     if auto != "auto":
         return None
+    if at and not file:
+        raise ConfigError(f"{method!r}: expected the name of a file after @, such as auto@chosen.json")
     tuning = Tuning(tuple(allowed.split("+")), accuracy="fast") if allowed else Tuning()
     return replace(tuning, plan_file=file or None)
 

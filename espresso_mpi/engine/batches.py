@@ -328,12 +328,17 @@ def other_versions(plan: Plan | None) -> str | None:
 
 def _here(made: MadeFor) -> dict[str, Any]:
     """The versions in a plan's fingerprint, as they are on this rank."""
+    known = versions()
+    return {key: known.get(key, value) for key, value in made.fingerprint.items()}
+
+
+def versions() -> dict[str, Any]:
+    """The versions on this rank, by the keys that they have in a plan's fingerprint."""
     mpi = environment.mpi()
-    known = {
+    return {
         "mpi": f"{mpi['library']} {mpi['version']}" if mpi else None,
         "espresso_mpi": environment.version("espresso-mpi"),
     }
-    return {key: known.get(key, value) for key, value in made.fingerprint.items()}
 
 
 def _item(index: int, spec: TensorSpec, group: tuple[str, ...], options: Options, topology: Topology) -> Item:

@@ -110,16 +110,16 @@ class Checkpoints(SessionBase):
         act = partial(rescaling.rescale, self._transport, options, given=factor)
         self._between_steps("rescale", lambda: act(store=engine.sync_state.store))
 
-    def _before_first_step(self) -> None:
-        """What a session that plans does before its first gradient, and before a state is loaded."""
+    def _loaded(self, read: Callable[[], loading.Loaded]) -> loading.Loaded:
+        """What ``read`` returns. Collective, while no tensor is under way."""
+        return read()
 
     def _go_on(self, read: Callable[[], loading.Loaded], name: str) -> None:
         def load() -> None:
-            loaded = read()
+            loaded = self._loaded(read)
             self._step = loaded.step
             self._engine.load(loaded.sync_state, loaded.seed)
             self._recorder.rewind()
 
         self._refuse_while_recording(name)
-        self._before_first_step()
         self._between_steps(name, load)

@@ -16,8 +16,9 @@ from ..collectives.messages.agreement import on_rank_0
 from ..engine.diagnostics import CallKey
 from ..engine.intake import Named
 from ..engine.plan_change import averaged_pending
-from ..errors import ConfigError
+from ..errors import ConfigError, StateError
 from ..options import Options
+from ..state.loading import Loaded
 from ..tracing.trace_file import refuse_unwritable
 from ..tuning import OptimizerRule
 from .following import Following
@@ -231,7 +232,10 @@ class Planning(Following):
         if clock.repeats(key) if names is None else clock.begins(names):
             self._end_step(clock, key, names or ())
         if gradients is not None:
-            clock.called(key, [gradient.spec for gradient in gradients])
+            specs = [gradient.spec for gradient in gradients]
+            if self._tuner is not None:
+                self._tuner.called(clock, specs)
+            clock.called(key, specs)
             if self._tuner is not None and self._tuner.watching:
                 with clock.within():
                     self._tuner.fidelity.take(gradients)
@@ -248,7 +252,8 @@ class Planning(Following):
 
         Such a session changes its plan between two steps. It sees a step begin when a tensor of the last step comes
         again. Call this before the first tensor of each step if a rank can wait for another rank before that, because
-        it has no gradient of any tensor of the last step. ``GradientSync`` does so.
+        it has no gradient of any tensor of the last step. ``GradientSync`` does so. This also holds for
+        the first step with ``Tuning.plan_file``: the session follows the plan of the file from there on.
 
         Args:
             names: the same on every rank. The step has begun already if none of them has been in it.
@@ -268,3 +273,16 @@ class Planning(Following):
         """Follow the plan of an earlier run, if there is one that was not followed yet. Collective then."""
         if self._tuner is not None:
             self._tuner.begin()
+
+    def _loaded(self, read: Callable[[], Loaded]) -> Loaded:
+        """A state of the earlier run fits when its plan is followed."""
+        try:
+            return read()
+        except StateError:  # on all ranks alike
+            if self._tuner is None or not self._tuner.follow_earlier():
+                raise
+        try:
+            return read()
+        except StateError:
+            self._tuner.undo_earlier()
+            raise

@@ -111,7 +111,7 @@ class _Head:
 def _head(state: StateDict) -> dict[str, Any]:
     kept = {key: state[key] for key in ("rank", "nodes", "options", "methods", "step", "seed", "generation")}
     plan = kept["options"].get("plan")
-    if plan is not None:  # in states of earlier versions, what the plan was made for follows
+    if isinstance(plan, str):  # in states of earlier versions, what the plan was made for follows
         kept["options"] = {**kept["options"], "plan": plan.partition(",")[0]}
     return {**kept, "counters": fingerprint(dict(state["counts"])).hex()}
 

@@ -10,9 +10,10 @@ import pytest
 from mpi4py import MPI
 
 from espresso_mpi import Plan, Session, Strategy, Tuning
-from espresso_mpi.errors import ConfigError
+from espresso_mpi.errors import ConfigError, StateError
 from espresso_mpi.planner import explain
 from espresso_mpi.planner.planfile import load, save
+from espresso_mpi.state.snapshots import sealed
 
 SIZE = MPI.COMM_WORLD.size
 pytestmark = [
@@ -71,18 +72,29 @@ def close(found, wanted, bound):
     return all(np.abs(found[name] - wanted[name]).max() < bound for name in found)
 
 
-@pytest.fixture
-def chosen(world, open_session, path):
-    """A plan with ``METHOD``, as a session with these settings writes it."""
+def test_the_plan_that_was_chosen_is_written(world, open_session, path):
     session = open_session(plan="auto", tuning=tuning(path))
     planned(session)
-    route = "flat-allgather"
-    plan = replace(
-        session.plan, strategies=dict.fromkeys(SHAPES, Strategy(METHOD, route)), groups=(), schedule=None,
-        forecast=None, held=False,
-    )  # fmt: skip
     if world.rank == 0:
-        assert load(path) == session.plan  # what it wrote is what it follows
+        assert load(path) == session.plan
+    assert session.plan.chosen.seconds == session.expected_seconds > 0
+    assert session.plan.made_for.fingerprint["espresso_mpi"]
+
+
+@pytest.fixture(scope="module")
+def plan():
+    """A plan with ``METHOD`` and a bucket, as if a session with these settings had chosen it."""
+    with Session(plan="auto", tuning=tuning(None)) as session:
+        planned(session)
+        strategies = dict.fromkeys(SHAPES, Strategy(METHOD, "flat-allgather"))
+        how = {"groups": (("w1", "b1"),), "fuse_bytes": 0, "schedule": None, "forecast": None, "held": False}
+        return replace(session.plan, strategies=strategies, **how)
+
+
+@pytest.fixture
+def chosen(world, path, plan):
+    """The same, in the file."""
+    if world.rank == 0:
         save(plan, path)
     world.Barrier()
     return plan
@@ -100,10 +112,14 @@ def test_the_next_run_follows_the_plan_from_the_first_step_on(open_session, path
     assert any("chose it" in line for line in explain(session.plan).words)
 
 
-def test_a_state_of_the_earlier_run_continues_bit_for_bit(open_session, path, chosen):
+@pytest.mark.parametrize("older", [False, True])
+def test_a_state_of_the_earlier_run_continues_bit_for_bit(open_session, path, chosen, older):
     first = open_session(plan="auto", tuning=tuning(path))
     train(first, 3)
     state = first.state_dict()
+    if older:  # states also told what the plan was made for
+        told = {**state["options"], "plan": f"{state['options']['plan']}, made for 3 tensors"}
+        state = sealed({**{key: value for key, value in state.items() if key != "checksum"}, "options": told})
     then = train(first, 2, first=3)[0]
     second = open_session(plan="auto", tuning=tuning(path))
     second.load_state_dict(state)
@@ -111,10 +127,35 @@ def test_a_state_of_the_earlier_run_continues_bit_for_bit(open_session, path, ch
     assert all(np.array_equal(then[name], again[name]) for name in then)
 
 
-def test_a_plan_for_other_tensors_is_left_after_the_first_step(world, open_session, path, chosen):
-    other = {"w1": (64, 48), "v": (10, 10)}
+def test_a_state_without_a_plan_is_loaded_and_the_plan_followed_after_it(open_session, path, chosen):
+    fresh = open_session(plan="auto", tuning=tuning(path)).state_dict()
     session = open_session(plan="auto", tuning=tuning(path))
-    out, wanted = train(session, 2, shapes=other)
+    session.load_state_dict(fresh)
+    train(session, 2)
+    assert session.plan == chosen
+
+
+def test_a_state_of_another_plan_is_refused_and_changes_nothing(open_session, path, chosen):
+    other = open_session(plan=Plan(default=Strategy("onebit", "flat-allgather")))
+    train(other, 2)
+    session = open_session(plan="auto", tuning=tuning(path))
+    with pytest.raises(StateError, match="onebit"):
+        session.load_state_dict(other.state_dict())
+    assert session.plan is None
+    train(session, 2)
+    assert session.plan == chosen
+
+
+OTHERS = {
+    "new and missing": {"w1": (64, 48), "v": (10, 10)}, "shape": {**SHAPES, "w2": (5, 5)}, "missing": {"w2": (48, 200)}
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("pushes", [False, True])
+@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
+def test_a_plan_for_other_tensors_is_left_in_the_first_step(world, open_session, path, chosen, other, pushes):
+    session = open_session(plan="auto", tuning=tuning(path))
+    out, wanted = train(session, 2, shapes=other, pushes=pushes)
     assert session.watching and session.plan is None
     more, also = train(session, 1, first=2, shapes=other)  # a dense step delivers the residual as well
     assert close({n: out[n] + more[n] for n in out}, {n: wanted[n] + also[n] for n in out}, 1e-4)
@@ -122,6 +163,30 @@ def test_a_plan_for_other_tensors_is_left_after_the_first_step(world, open_sessi
     assert set(session.plan.strategies) == set(other)
     if world.rank == 0:
         assert load(path) == session.plan
+
+
+def test_a_tensor_of_another_type_is_no_error(world, open_session, path, chosen):
+    session = open_session(plan="auto", tuning=tuning(path))
+    grads = gradients(world.rank, 0, SHAPES)
+    grads["b1"] = grads["b1"].astype(np.float16)  # one of a group, whose tensors have one type
+    handles = [session.push(name, grad) for name, grad in grads.items()]
+    for handle in handles:
+        handle.wait()
+    assert session.watching and session.plan is None
+
+
+@pytest.mark.parametrize("told", ["sgd", "adam", None])
+def test_the_optimizer_may_be_told_after_the_first_step(world, open_session, path, chosen, told):
+    if world.rank == 0:
+        save(replace(chosen, chosen=replace(chosen.chosen, optimizer="sgd")), path)
+    world.Barrier()
+    session = open_session(plan="auto", tuning=tuning(path))
+    train(session, 1)
+    assert session.plan.digest == chosen.digest
+    if told is not None:
+        session.judge_for(told)
+    train(session, 1)
+    assert session.watching == (told != "sgd")
 
 
 @pytest.mark.parametrize(
