@@ -23,7 +23,8 @@ class Following(SessionBase):
         """The current plan. None without a plan, and while ``plan="auto"`` watches the first steps (``watching``).
 
         On slow networks, the steps that are watched follow a plan, too. While the session tries plans (``planning``),
-        it is the plan of the current trial, or the quickest so far.
+        it is the plan of the current trial, or the quickest so far. With ``Tuning.plan_file``, the plan of the file is
+        followed from the first ``sync`` or ``push`` on.
 
         Example:
             >>> plan = espresso_mpi.Plan(default=espresso_mpi.Strategy("int8", "flat-allgather"))
