@@ -43,7 +43,7 @@ def _is_positive(value: object) -> bool:
 
 def _path(value: object) -> str:
     text = os.fspath(value) if isinstance(value, os.PathLike) else value
-    if not isinstance(text, str) or not text:
+    if not isinstance(text, str) or not text or "\0" in text:
         raise ConfigError(f"tuning: plan_file={value!r}; expected the name of a file, or None")
     return text
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from ..collectives.messages.agreement import on_every_rank, on_rank_0
 from ..collectives.messages.transport import Transport
-from ..engine.batches import versions
-from ..engine.plan_change import agree_on_plan
-from ..errors import ConfigError, MismatchError, PlanError
+from ..engine.batches import differing_versions, versions
+from ..engine.plan_change import with_plan
+from ..errors import ConfigError
 from ..options import Options
 from ..planner.planfile import from_json, load, misfits, save, to_json
 from ..tracing.trace_file import refuse_unwritable
@@ -26,7 +26,7 @@ class EarlierRun:
     """Follows the plan of an earlier run from the first step on, if it fits.
 
     Whether it fits the ranks and the settings is known before the first step; its tensors, and often the optimizer, in
-    it. All methods but ``misfit`` are collective.
+    it. All methods but ``misfit`` and ``say`` are collective.
 
     Args:
         options: those of now; adopt: goes on by a plan, or without one, on all ranks.
@@ -56,7 +56,7 @@ class EarlierRun:
             refuse_unwritable(Path(self._path), "plan_file")
             if not Path(self._path).exists():
                 return None
-            plan = load(self._path)
+            plan = load(self._path, "a session with plan='auto', after this one was removed")
             if plan.chosen is None:
                 raise ConfigError(
                     f"plan_file {self._path!r}: no session with plan='auto' chose this plan; follow it by "
@@ -91,21 +91,27 @@ class EarlierRun:
 
     def misfit(self, specs: Sequence[TensorSpec]) -> str | None:
         """What differs between these tensors of the first step and those of the plan, in words; None: nothing."""
-        return None if self.plan is None or self.confirmed else self._difference(self.plan, specs, complete=False)
+        if self.plan is None or self.confirmed:
+            return None
+        topology, known = self._transport.topology, self.plan.made_for.tensors if self.plan.made_for else {}
+        new = [f"tensor {spec.name!r} is not in the plan" for spec in specs if spec.size and spec.name not in known]
+        found = new[:1] + misfits(self.plan, specs, len(topology.nodes), topology.local_size, complete=False)
+        return found[0] if found else None
 
-    def confirm(self, specs: Sequence[TensorSpec]) -> str | None:
-        """Go on by the plan if these tensors, of the first step, and the optimizer are those of the plan.
+    def misfit_anywhere(self, specs: Sequence[TensorSpec]) -> str | None:
+        """What ``misfit`` finds on the first rank on which it finds anything."""
+        _, said = on_every_rank(self._transport, lambda: self.misfit(specs), say=lambda found: found)
+        return next((found for found in said if found is not None), None)
+
+    def confirm(self) -> str | None:
+        """Go on by the plan if the optimizer, which is known after the first step, is that of the plan.
 
         Returns:
             What differs, in words; None: nothing.
         """
         plan = self.plan
         assert plan is not None
-        _, said = on_every_rank(
-            self._transport, lambda: self._difference(plan, specs, complete=True), say=lambda found: found
-        )
-        why = next((found for found in said if found is not None), None)
-        why = why or self._unfit(plan, self._fidelity.agreed_rule(self._transport))
+        why = self._unfit(plan, self._fidelity.agreed_rule(self._transport))
         if why is None:
             self.confirmed = True
             self.say("its plan is followed")
@@ -123,12 +129,6 @@ class EarlierRun:
         if self._transport.rank == 0:
             _LOG.info("%s: %s", self._path, text)
 
-    def _difference(self, plan: Plan, specs: Sequence[TensorSpec], complete: bool) -> str | None:
-        topology, known = self._transport.topology, plan.made_for.tensors if plan.made_for else {}
-        new = [f"tensor {spec.name!r} is not in the plan" for spec in specs if spec.size and spec.name not in known]
-        found = new[:1] + misfits(plan, specs, len(topology.nodes), topology.local_size, complete=complete)
-        return found[0] if found else None
-
     def _unfit(self, plan: Plan, rule: OptimizerRule | None) -> str | None:
         """What differs between the settings, ranks and versions of then and now, in words. The same on every rank.
 
@@ -142,11 +142,14 @@ class EarlierRun:
         differ = [name for name in names if getattr(there, name) != getattr(here, name)]
         if differ:
             return "; ".join(f"{name}: {getattr(there, name)!r} then, {getattr(here, name)!r} now" for name in differ)
-        try:
-            agree_on_plan(self._transport, self._options(), plan, None)
-        except (ConfigError, PlanError, MismatchError) as error:  # on all ranks alike
-            return str(error)
-        return None
+        topology, options = self._transport.topology, with_plan(self._options(), plan)
+
+        def problems() -> list[str]:
+            ranks = misfits(plan, (), len(topology.nodes), topology.local_size, complete=False)
+            return ranks + differing_versions(plan) + options.conflicts()
+
+        _, said = on_every_rank(self._transport, problems, say=lambda found: found)
+        return next(("; ".join(found) for found in said if found), None)
 
 
 def chosen_by(options: Options, tuning: Tuning, rule: OptimizerRule, seconds: float) -> Chosen:

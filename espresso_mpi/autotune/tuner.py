@@ -22,7 +22,7 @@ from ..options import Options
 from ..tuning import Tuning
 from ..types import Plan, TensorSpec
 from . import room
-from .clock import RecordedStep, StepClock
+from .clock import CallKey, RecordedStep, StepClock
 from .fidelity import Fidelity
 from .trials import More, Spent, Trials
 from .tried import Trial
@@ -114,7 +114,7 @@ class Tuner:
     def begin(self) -> None:
         """Follow the plan that was read, before the first step. Collective if there is one."""
         if self._earlier is not None and self._earlier.waiting is not None:
-            self._together("plan", self.follow_earlier)
+            self._together("plan_file", self.follow_earlier)
 
     def follow_earlier(self) -> bool:
         """Follow the plan that was read. Collective. Returns whether there is one that fits."""
@@ -129,23 +129,36 @@ class Tuner:
             self.tuned = None
             self._earlier.undo()
 
-    def called(self, clock: StepClock, specs: Sequence[TensorSpec]) -> None:
-        """A call has these tensors: in the first step, leave the plan of an earlier run if it has others."""
-        earlier = self._earlier
-        why = None if earlier is None else earlier.misfit(specs)
-        if earlier is not None and why is not None:  # other ranks have such tensors, too
-            self._together("plan", lambda: self._leave(clock, earlier, why))
+    def called(self, clock: StepClock, key: CallKey, specs: Sequence[TensorSpec] | None) -> None:
+        """A call has these tensors: in the first step, leave the plan of an earlier run if it has others.
 
-    def _confirm(self, clock: StepClock, earlier: EarlierRun) -> None:
-        why = earlier.confirm(clock.specs)
-        if why is not None:
-            self._leave(clock, earlier, why)
+        Args:
+            specs: None: the call failed on this rank.
+        """
+        earlier = self._followed
+        if earlier is None or earlier.confirmed:
+            return
+        if key[0] == "sync":  # ranks that have different tensors get the error of the call
+            self._together("plan_file", lambda: self._leave_if(clock, earlier, earlier.misfit_anywhere(specs or ())))
+        elif (why := earlier.misfit(specs or ())) is not None:  # other ranks push such tensors, too
+            self._together("plan_file", lambda: self._leave_if(clock, earlier, why))
 
-    def _leave(self, clock: StepClock, earlier: EarlierRun, why: str) -> None:
-        """Leave the plan of an earlier run, and watch steps as a session without a file does. Collective."""
+    def _leave_if(self, clock: StepClock, earlier: EarlierRun, why: str | None) -> None:
+        """Leave the plan of an earlier run for a reason, if any, and watch steps as without a file. Collective."""
+        if why is None:
+            return
         self.tuned, self._since = None, clock.count
         clock.steps.clear()
         earlier.leave(why)
+
+    def closing(self) -> None:
+        """The session ends: say so if it leaves no plan for the next run."""
+        unfinished = self.watching or self.trials is not None
+        if self._tuning.plan_file is not None and unfinished and self._transport.rank == 0:
+            _LOG.warning(
+                "%s: no plan was written, because the run ended before its trials; Tuning(share=1) ends them sooner",
+                self._tuning.plan_file,
+            )
 
     def step_ended(self, clock: StepClock) -> None:
         """Plan when enough steps were watched, and try the plans; compare step times with the plan's from then on."""
@@ -168,7 +181,7 @@ class Tuner:
                 elif watched >= _FEWEST:
                     self._together("watch", lambda: self._plan_if_long(clock, watched))
             elif earlier is not None and not earlier.confirmed:
-                self._together("plan", lambda: self._confirm(clock, earlier))
+                self._together("plan_file", lambda: self._leave_if(clock, earlier, earlier.confirm()))
             elif (clock.count - tuned.at) % tuning.check == 0:
                 self._together("compare", lambda: self._compare(clock, tuned))
         except (ConfigError, PlanError) as error:  # on all ranks alike
@@ -334,7 +347,7 @@ class Tuner:
             return
         text = f"a step takes {measured:.4g} s, {_seconds_text(expected)} were expected"
         if self._followed is not None:  # of this run's gradients nothing is known
-            self._leave(clock, self._followed, text)
+            self._leave_if(clock, self._followed, text)
             return
         if self._transport.rank == 0:
             _LOG.info("%s: planning anew", text)

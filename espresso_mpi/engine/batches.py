@@ -316,14 +316,19 @@ def check_fit(specs: Sequence[TensorSpec], options: Options, topology: Topology)
 
 def other_versions(plan: Plan | None) -> str | None:
     """The problem of a plan that was made with other versions than those of this rank; None: there is none."""
+    found = differing_versions(plan)
+    return f"the plan does not fit: {'; '.join(found)}; make one for this by espresso-mpi plan" if found else None
+
+
+def differing_versions(plan: Plan | None) -> list[str]:
+    """The versions with which a plan was made and those of this rank, in words, where they differ."""
     if plan is None or plan.made_for is None:
-        return None
+        return []
     from ..planner.planfile import misfits
 
     made = plan.made_for
     tensors = [TensorSpec(name, (), None) for name in made.tensors]
-    found = misfits(plan, tensors, made.nodes, made.ranks_per_node, _here(made))
-    return f"the plan does not fit: {'; '.join(found)}; make one for this by espresso-mpi plan" if found else None
+    return misfits(plan, tensors, made.nodes, made.ranks_per_node, _here(made))
 
 
 def _here(made: MadeFor) -> dict[str, Any]:
@@ -335,10 +340,8 @@ def _here(made: MadeFor) -> dict[str, Any]:
 def versions() -> dict[str, Any]:
     """The versions on this rank, by the keys that they have in a plan's fingerprint."""
     mpi = environment.mpi()
-    return {
-        "mpi": f"{mpi['library']} {mpi['version']}" if mpi else None,
-        "espresso_mpi": environment.version("espresso-mpi"),
-    }
+    known = f"{mpi['library']} {mpi['version']}" if mpi else None
+    return {"mpi": known, "espresso_mpi": environment.version("espresso-mpi")}
 
 
 def _item(index: int, spec: TensorSpec, group: tuple[str, ...], options: Options, topology: Topology) -> Item:

@@ -22,13 +22,18 @@ from ..types import Plan
 from .batches import check_fit, other_versions
 
 
+def with_plan(options: Options, plan: Plan) -> Options:
+    """The options with a plan, which says what is dense; not checked."""
+    return replace(options, plan=plan, compressor="none", route=None, dense=(), dense_steps=0)
+
+
 def options_with(options: Options, plan: Plan) -> Options:
     """The options of a session that continues with ``plan``, which says what is dense.
 
     Raises:
         ConfigError: the plan's strategies do not go with the other options; PlanError: it was made for another cluster.
     """
-    found = replace(options, plan=plan, compressor="none", route=None, dense=(), dense_steps=0)
+    found = with_plan(options, plan)
     problems = found.conflicts() + [text for text in [other_versions(plan)] if text]
     if problems:
         raise ConfigError("; ".join(problems))

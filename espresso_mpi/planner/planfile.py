@@ -38,8 +38,11 @@ def save(plan: Plan, path: str | os.PathLike[str]) -> None:
     schema.write(path, to_json(plan))
 
 
-def load(path: str | os.PathLike[str]) -> Plan:
+def load(path: str | os.PathLike[str], how: str = KIND.how) -> Plan:
     """Read a plan that ``save`` wrote.
+
+    Args:
+        how: by what such a file is made, for the errors' texts.
 
     Raises:
         ConfigError: the file cannot be read, holds no valid plan of this version, or was changed by hand: its digest is
@@ -51,7 +54,7 @@ def load(path: str | os.PathLike[str]) -> Plan:
         >>> espresso_mpi.planner.load_plan("plan.json") == plan
         True
     """
-    return schema.load(path, from_json, MOST_BYTES, how=KIND.how)
+    return schema.load(path, from_json, MOST_BYTES, how=how)
 
 
 # --- to JSON ----------------------------------------------------------------------------------------------------------
@@ -156,7 +159,7 @@ def from_json(document: Any) -> Plan:
     if plan.digest != found.digest:
         raise ConfigError(
             f"plan: got the digest {schema.shown(found.digest)}, expected {plan.digest!r}, that of the strategies, "
-            f"groups and schedule beside it; the file was changed after it was made: make it anew by {KIND.how}"
+            f"groups and schedule beside it; the file was changed after it was made"
         )
     return plan
 

@@ -231,10 +231,10 @@ class Planning(Following):
         names = None if arrays is None else [name for name, _ in arrays]
         if clock.repeats(key) if names is None else clock.begins(names):
             self._end_step(clock, key, names or ())
-        if gradients is not None:
-            specs = [gradient.spec for gradient in gradients]
-            if self._tuner is not None:
-                self._tuner.called(clock, specs)
+        specs = None if gradients is None else [gradient.spec for gradient in gradients]
+        if self._tuner is not None:
+            self._tuner.called(clock, key, specs)
+        if gradients is not None and specs is not None:
             clock.called(key, specs)
             if self._tuner is not None and self._tuner.watching:
                 with clock.within():
@@ -273,6 +273,11 @@ class Planning(Following):
         """Follow the plan of an earlier run, if there is one that was not followed yet. Collective then."""
         if self._tuner is not None:
             self._tuner.begin()
+
+    def _close(self) -> None:
+        if self._tuner is not None:
+            self._tuner.closing()
+        super()._close()
 
     def _loaded(self, read: Callable[[], Loaded]) -> Loaded:
         """A state of the earlier run fits when its plan is followed."""

@@ -10,7 +10,7 @@ import pytest
 from mpi4py import MPI
 
 from espresso_mpi import Plan, Session, Strategy, Tuning
-from espresso_mpi.errors import ConfigError, StateError
+from espresso_mpi.errors import ConfigError, MismatchError, NonFiniteError, StateError
 from espresso_mpi.planner import explain
 from espresso_mpi.planner.planfile import load, save
 from espresso_mpi.state.snapshots import sealed
@@ -146,9 +146,7 @@ def test_a_state_of_another_plan_is_refused_and_changes_nothing(open_session, pa
     assert session.plan == chosen
 
 
-OTHERS = {
-    "new and missing": {"w1": (64, 48), "v": (10, 10)}, "shape": {**SHAPES, "w2": (5, 5)}, "missing": {"w2": (48, 200)}
-}  # fmt: skip
+OTHERS = {"new": {"w1": (64, 48), "v": (10, 10)}, "shape": {**SHAPES, "w2": (5, 5)}}
 
 
 @pytest.mark.parametrize("pushes", [False, True])
@@ -163,6 +161,31 @@ def test_a_plan_for_other_tensors_is_left_in_the_first_step(world, open_session,
     assert set(session.plan.strategies) == set(other)
     if world.rank == 0:
         assert load(path) == session.plan
+
+
+def test_tensors_may_be_missing_in_the_first_step(world, open_session, path, chosen):
+    session = open_session(plan="auto", tuning=tuning(path))
+    train(session, 1, shapes={"w2": SHAPES["w2"]})
+    handles = [session.push(name, np.full(shape, np.nan, np.float32)) for name, shape in SHAPES.items()]
+    for handle in handles:
+        with pytest.raises(NonFiniteError):
+            handle.wait()
+    out, wanted = train(session, 4)
+    assert session.plan == chosen
+    assert close(out, wanted, 1.0)
+
+
+def test_ranks_with_other_tensors_in_the_first_step_hear_which(world, open_session, path, chosen):
+    session = open_session(plan="auto", tuning=tuning(path))
+    with pytest.raises(MismatchError, match=r"w1.*mine|mine.*w1"):
+        session.sync({"mine" if world.rank else "w1": np.ones((64, 48), np.float32)})
+
+
+def test_a_run_that_is_too_short_says_that_it_wrote_no_plan(world, path, caplog):
+    with caplog.at_level("WARNING", "espresso_mpi"), Session(plan="auto", tuning=tuning(path)) as session:
+        train(session, 2)
+    said = [record.message for record in caplog.records if "no plan was written" in record.message]
+    assert len(said) == (world.rank == 0)
 
 
 def test_a_tensor_of_another_type_is_no_error(world, open_session, path, chosen):
@@ -234,5 +257,7 @@ def test_a_file_that_cannot_be_used_is_refused_on_every_rank(world, path, what):
             with open(path, "w") as file:
                 file.write("no plan")
     world.Barrier()
-    with pytest.raises(ConfigError, match={"plan": "no session", "text": "JSON", "folder": "does not exist"}[what]):
+    with pytest.raises(
+        ConfigError, match={"plan": "no session", "text": "JSON.*was removed", "folder": "does not exist"}[what]
+    ):
         Session(plan="auto", tuning=tuning(path))
