@@ -7,7 +7,8 @@
 - ``profiling``: the parts of a profile.
 - ``measuring_session``: opens sessions for measurements between two steps.
 - ``synthetic_load``: computes beside a measurement, as training does.
-- ``earlier_run``: reads and writes the plan for the next run.
+- ``earlier_run``: follows the plan that an earlier run chose.
+- ``next_run``: writes the plan for the next run.
 - ``autoplan``: makes workloads and candidate plans.
 - ``trials``: decides which plan each of the next steps follows.
 - ``payload_costs``: finds the plans that are too slow by the bytes of their messages.

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ..collectives.messages.agreement import on_every_rank, on_rank_0
+import numpy as np
+
+from ..collectives.messages.agreement import floats, on_every_rank, on_rank_0
 from ..collectives.messages.transport import Transport
-from ..engine.batches import differing_versions, versions
+from ..engine.batches import differing_versions
 from ..engine.plan_change import with_plan
 from ..errors import ConfigError
 from ..options import Options
-from ..planner.planfile import from_json, load, misfits, save, to_json
+from ..planner.planfile import from_json, load, misfits, to_json
 from ..tracing.trace_file import refuse_unwritable
 from ..tuning import OptimizerRule, Tuning
-from ..types import Chosen, MadeFor, Plan, TensorSpec
+from ..types import Chosen, Plan, TensorSpec
+from .clock import RecordedStep
 from .fidelity import Fidelity
+from .tried import COUNTED
 
 _LOG = logging.getLogger("espresso_mpi")
 
@@ -67,11 +71,11 @@ class EarlierRun:
         found = on_rank_0(self._transport, document, ConfigError)
         return None if found is None else from_json(found)
 
-    def follow(self) -> float | None:
+    def follow(self) -> Chosen | None:
         """Follow the plan, if nothing that is known already speaks against it.
 
         Returns:
-            The seconds of a step in the trials of the earlier run. None: it is not followed.
+            How the earlier run chose it. None: it is not followed.
         """
         plan, self.waiting = self.waiting, None
         if plan is None or plan.chosen is None:
@@ -82,7 +86,7 @@ class EarlierRun:
             return None
         self.plan = plan
         self._adopt(replace(plan, made_for=None))  # other tensors of the first step are no error
-        return plan.chosen.seconds
+        return plan.chosen
 
     def undo(self) -> None:
         """Undo ``follow``."""
@@ -118,6 +122,25 @@ class EarlierRun:
             self._adopt(plan)
         return why
 
+    @property
+    def known(self) -> Mapping[str, tuple[Sequence[float], Sequence[float]]]:
+        """The seconds of the plans that the earlier run has tried, as ``trials.Spent.known`` has them."""
+        chosen = None if self.plan is None else self.plan.chosen
+        return {digest: ((), COUNTED * [seconds]) for digest, seconds in chosen.tried.items()} if chosen else {}
+
+    def changed(self, steps: Sequence[RecordedStep]) -> str | None:
+        """Whether steps that were watched differ from those in the trials, in words; None: they do not.
+
+        They overlap nothing, so they can take twice as long.
+        """
+        assert self.plan is not None
+        assert self.plan.chosen is not None
+        here = float(np.median([step.seconds for step in steps]))
+        watched, expected = float(floats(self._transport, here).max()), self.plan.chosen.seconds
+        if expected / self._tuning.factor <= watched <= 2 * self._tuning.factor * expected:
+            return None
+        return f"a step takes {watched:.4g} s, {expected:.4g} s were expected"
+
     def leave(self, why: str) -> None:
         """Go on without a plan."""
         self.say(f"its plan is not followed any more: {why}")
@@ -152,25 +175,14 @@ class EarlierRun:
         return next(("; ".join(found) for found in said if found), None)
 
 
-def chosen_by(options: Options, tuning: Tuning, rule: OptimizerRule, seconds: float) -> Chosen:
-    """What a session with these options says of the plan that it chose."""
-    return Chosen(seconds, tuning.accuracy, rule, tuning.compressors, str(options.feedback))
-
-
-def for_next_run(plan: Plan, made: MadeFor, chosen: Chosen) -> Plan:
-    """A plan that was chosen, with all that the next run compares.
+def chosen_by(
+    options: Options, tuning: Tuning, rule: OptimizerRule, seconds: float, tried: Mapping[str, float] | None = None
+) -> Chosen:  # fmt: skip
+    """What a session with these options says of the plan that it chose.
 
     Args:
-        made: what it is made for, if the plan does not say it.
+        tried: see ``Chosen``. None: the trials have ended.
     """
-    made = plan.made_for or made
-    return replace(plan, made_for=made if made.fingerprint else replace(made, fingerprint=versions()), chosen=chosen)
-
-
-def write(transport: Transport, path: str, plan: Plan) -> None:
-    """Write a plan for the next run, on rank 0. Collective.
-
-    Raises:
-        ConfigError: on every rank: the file cannot be written.
-    """
-    on_rank_0(transport, lambda: save(plan, path), ConfigError)
+    return Chosen(
+        seconds, tuning.accuracy, rule, tuning.compressors, str(options.feedback), tried is None, dict(tried or {})
+    )

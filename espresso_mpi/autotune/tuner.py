@@ -24,6 +24,7 @@ from ..types import Plan, TensorSpec
 from . import room
 from .clock import CallKey, RecordedStep, StepClock
 from .fidelity import Fidelity
+from .next_run import NextRun
 from .trials import More, Spent, Trials
 from .tried import Trial
 
@@ -81,6 +82,7 @@ class Tuner:
         self._pushed = False
         self._first_wait, self._shrinks = 0.0, 1.0
         self._earlier: EarlierRun | None = None
+        self._next_run = NextRun(transport, tuning, options, self.fidelity)
         self._since = 0
         self._pause_left = 0
         if transport.rank == 0 and tuning.doubtful and tuning.accuracy == "fast":
@@ -117,11 +119,14 @@ class Tuner:
             self._together("plan_file", self.follow_earlier)
 
     def follow_earlier(self) -> bool:
-        """Follow the plan that was read. Collective. Returns whether there is one that fits."""
-        seconds = None if self._earlier is None else self._earlier.follow()
-        if seconds is not None:
-            self.tuned = Tuned(0, seconds)
-        return seconds is not None
+        """Follow the plan that was read. Collective. Returns whether there is one that fits.
+
+        If the earlier run ended before its trials, this one watches steps by the plan, and goes on with them.
+        """
+        chosen = None if self._earlier is None else self._earlier.follow()
+        if chosen is not None and chosen.finished:
+            self.tuned = Tuned(0, chosen.seconds)
+        return chosen is not None
 
     def undo_earlier(self) -> None:
         """Undo ``follow_earlier`` before the first step. Collective."""
@@ -130,11 +135,7 @@ class Tuner:
             self._earlier.undo()
 
     def called(self, clock: StepClock, key: CallKey, specs: Sequence[TensorSpec] | None) -> None:
-        """A call has these tensors: in the first step, leave the plan of an earlier run if it has others.
-
-        Args:
-            specs: None: the call failed on this rank.
-        """
+        """A call has these tensors, None if it failed here: in the first step, leave a plan that has others."""
         earlier = self._followed
         if earlier is None or earlier.confirmed:
             return
@@ -152,13 +153,9 @@ class Tuner:
         earlier.leave(why)
 
     def closing(self) -> None:
-        """The session ends: say so if it leaves no plan for the next run."""
-        unfinished = self.watching or self.trials is not None
-        if self._tuning.plan_file is not None and unfinished and self._transport.rank == 0:
-            _LOG.warning(
-                "%s: no plan was written, because the run ended before its trials; Tuning(share=1) ends them sooner",
-                self._tuning.plan_file,
-            )
+        """The session ends."""
+        if (self.watching or self.trials is not None) and self._followed is None:
+            self._next_run.ends_early()
 
     def step_ended(self, clock: StepClock) -> None:
         """Plan when enough steps were watched, and try the plans; compare step times with the plan's from then on."""
@@ -171,6 +168,8 @@ class Tuner:
             elif self.trials is not None:
                 trials = self.trials
                 self._together("trial", lambda: self._try_next(clock, trials))
+            elif earlier is not None and not earlier.confirmed:
+                self._together("plan_file", lambda: self._leave_if(clock, earlier, earlier.confirm()))
             elif tuned is None:
                 count = clock.count - self._since
                 if count == 1:
@@ -180,8 +179,6 @@ class Tuner:
                     self._together("plan", lambda: self._plan(clock, watched))
                 elif watched >= _FEWEST:
                     self._together("watch", lambda: self._plan_if_long(clock, watched))
-            elif earlier is not None and not earlier.confirmed:
-                self._together("plan_file", lambda: self._leave_if(clock, earlier, earlier.confirm()))
             elif (clock.count - tuned.at) % tuning.check == 0:
                 self._together("compare", lambda: self._compare(clock, tuned))
         except (ConfigError, PlanError) as error:  # on all ranks alike
@@ -224,6 +221,10 @@ class Tuner:
         anew = self.tuned is not None and before is not None
         self.tuned = Tuned(clock.count, None)  # also if it fails: training goes on as it did
         steps = list(clock.steps)[-watched:]
+        earlier = self._followed
+        if earlier is not None and (why := earlier.changed(steps)) is not None:
+            self._leave_if(clock, earlier, why)
+            return
         self._pushed = self._pushed or steps[-1].pushed  # what held gradients were pushed by may be one call
         try:
             workload = autoplan.recorded(self._transport, steps, "recorded by the session")
@@ -259,6 +260,8 @@ class Tuner:
             self._pause_left = max(0, trials.pause - 1)
             if trials.current is not self._options().plan:
                 self._adopt(trials.current)
+            if trials.pause:
+                self._next_run.keep(trials.results(), self._workload)
 
     def _modelled(self, workload: Workload, tuning: Tuning, dropped: tuple[str, ...]) -> More:
         """Measure the cluster, and make plans by the model; none where it fails. Collective."""
@@ -286,6 +289,8 @@ class Tuner:
         count = int(floats(self._transport, len(alike)).min())  # a rank may have failed in a step of its own
         each = floats(self._transport, *(step.seconds for step in alike[-count:])).max(axis=0).tolist()
         elapsed = before + measuring + self._first_wait
+        if self._followed is not None:
+            return Spent(measuring, known=self._followed.known, elapsed=elapsed)
         if anew and plan is not None:
             return Spent(measuring, known={plan.digest: ((), each)}, elapsed=elapsed)
         ready = floats(self._transport, *(step.ready.max() for step in alike[-count:])).max(axis=0)
@@ -316,17 +321,10 @@ class Tuner:
         self._follow_chosen(results[0])
 
     def _follow_chosen(self, best: Trial) -> None:
-        """Go on by the plan that was chosen, and keep it for the next run. Collective."""
-        from . import autoplan, earlier_run
-
-        transport, tuning = self._transport, self._tuning
-        rule = self.fidelity.agreed_rule(transport)
-        made = autoplan.made_for(transport.topology, self._workload)
-        chosen = earlier_run.chosen_by(self._options(), tuning, rule, best.seconds)
-        plan = earlier_run.for_next_run(best.plan, made, chosen)
+        """Go on by the plan that was chosen, and write it for the next run. Collective."""
+        plan = self._next_run.chosen(best, self._workload)
         self._adopt(plan)
-        if tuning.plan_file is not None:
-            earlier_run.write(transport, str(tuning.plan_file), plan)
+        self._next_run.write(plan)
 
     def _seconds_of(self, steps: Sequence[RecordedStep]) -> float:
         """The median of the steps with the tensors of the plans; NaN without any. One that failed is not recorded."""

@@ -96,7 +96,7 @@ def _chosen(plan: Plan) -> list[str]:
     return [
         f"A session with plan='auto' chose it: a step took {ms(chosen.seconds)} in its trials. Allowed were "
         f"{', '.join(chosen.compressors) or 'no compressors'}, with accuracy={chosen.accuracy!r} for the optimizer "
-        f"{chosen.optimizer!r}."
+        f"{chosen.optimizer!r}.{'' if chosen.finished else ' The trials have not ended.'}"
     ]
 
 

@@ -177,6 +177,8 @@ class Chosen:
         optimizer: the rule by which they were judged; see ``Tuning.optimizer``.
         compressors: ``Tuning.compressors``.
         feedback: the spec of the session's error feedback.
+        finished: whether the trials have ended. If not, the plan is the quickest so far.
+        tried: the length of a step by each plan that was tried, by its digest, if they have not ended.
 
     Example:
         >>> chosen = espresso_mpi.types.Chosen(0.25, "safe", "adam", ("int8", "int4"), "auto")
@@ -189,6 +191,8 @@ class Chosen:
     optimizer: str
     compressors: tuple[str, ...]
     feedback: str
+    finished: bool = True
+    tried: Mapping[str, Seconds] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

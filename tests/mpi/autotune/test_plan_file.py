@@ -181,6 +181,43 @@ def test_ranks_with_other_tensors_in_the_first_step_hear_which(world, open_sessi
         session.sync({"mine" if world.rank else "w1": np.ones((64, 48), np.float32)})
 
 
+@pytest.fixture
+def unfinished(world, open_session, path):
+    """The plan of a run that ended before its trials, in the file."""
+    session = open_session(plan="auto", tuning=tuning(path, share=1e-9, budget=100, trial_steps=1000))
+    train(session, 40)
+    assert session.planning
+    return world.bcast(load(path) if world.rank == 0 else None)
+
+
+@pytest.mark.parametrize("pushes", [False, True])
+def test_the_next_run_goes_on_with_trials_that_have_not_ended(world, open_session, path, unfinished, pushes, caplog):
+    assert not unfinished.chosen.finished
+    assert unfinished.chosen.tried[unfinished.digest] == unfinished.chosen.seconds
+    with caplog.at_level("INFO", "espresso_mpi"):
+        session = open_session(plan="auto", tuning=tuning(path, factor=1e6))
+        out, wanted = train(session, 1, pushes=pushes)
+        assert session.planning and session.plan.digest == unfinished.digest
+        more, also = train(session, 4, first=1, pushes=pushes)
+        planned(session)
+    assert close({n: out[n] + more[n] for n in out}, {n: wanted[n] + also[n] for n in out}, 1.0)
+    assert session.plan.chosen.finished and not session.plan.chosen.tried
+    if world.rank == 0:
+        assert load(path) == session.plan
+        assert len([r for r in caplog.records if r.message.startswith("tried: ")]) > len(unfinished.chosen.tried)
+
+
+def test_trials_begin_anew_where_steps_take_another_time(world, open_session, path, unfinished):
+    if world.rank == 0:
+        save(replace(unfinished, chosen=replace(unfinished.chosen, seconds=1e-9)), path)
+    world.Barrier()
+    session = open_session(plan="auto", tuning=tuning(path))
+    train(session, 5)
+    assert session.watching and session.plan is None
+    planned(session)
+    assert session.plan.chosen.seconds > 1e-9
+
+
 def test_a_run_that_is_too_short_says_that_it_wrote_no_plan(world, path, caplog):
     with caplog.at_level("WARNING", "espresso_mpi"), Session(plan="auto", tuning=tuning(path)) as session:
         train(session, 2)

@@ -1,0 +1,87 @@
+"""The plan that a session chose, as it is kept for the next run in the file ``Tuning.plan_file``."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ..collectives.messages.agreement import on_rank_0
+from ..collectives.messages.transport import Transport
+from ..engine.batches import versions
+from ..errors import ConfigError
+from ..options import Options
+from ..tuning import Tuning
+from ..types import Plan
+from .fidelity import Fidelity
+from .tried import Trial
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ..planner.model.workload import Workload
+
+_LOG = logging.getLogger("espresso_mpi")
+
+
+class NextRun:
+    """Says how plans were chosen, and writes them. Methods are collective, unless they say otherwise.
+
+    Args:
+        options: those of now; fidelity: knows the optimizer.
+
+    Attributes:
+        kept: the seconds of a step by each plan that was tried, by its digest, as they were written last; empty before.
+    """
+
+    def __init__(
+        self, transport: Transport, tuning: Tuning, options: Callable[[], Options], fidelity: Fidelity
+    ) -> None:  # fmt: skip
+        self._transport, self._tuning = transport, tuning
+        self._options, self._fidelity = options, fidelity
+        self.kept: Mapping[str, float] = {}
+
+    def keep(self, results: Sequence[Trial], workload: Workload) -> None:
+        """Write the quickest plan so far, if there are new times.
+
+        Args:
+            results: of the trials until now, the best first.
+        """
+        tried = {one.plan.digest: one.seconds for one in results}
+        if self._tuning.plan_file is not None and tried != self.kept:
+            self.kept = tried
+            self.write(self.chosen(results[0], workload, tried))
+
+    def ends_early(self) -> None:
+        """The session ends while plans are tried: say so if it leaves none to the next run. Not collective."""
+        if self._tuning.plan_file is not None and not self.kept and self._transport.rank == 0:
+            _LOG.warning("%s: no plan was written: the run ended before its first trials", self._tuning.plan_file)
+
+    def chosen(self, best: Trial, workload: Workload, tried: Mapping[str, float] | None = None) -> Plan:
+        """The plan of a trial, with how it was chosen, and what for.
+
+        Args:
+            tried: as ``Chosen.tried``; None: the trials have ended.
+        """
+        from . import autoplan, earlier_run
+
+        rule = self._fidelity.agreed_rule(self._transport)
+        made = best.plan.made_for or autoplan.made_for(self._transport.topology, workload)
+        return replace(
+            best.plan,
+            made_for=made if made.fingerprint else replace(made, fingerprint=versions()),
+            chosen=earlier_run.chosen_by(self._options(), self._tuning, rule, best.seconds, tried),
+        )
+
+    def write(self, plan: Plan) -> None:
+        """Write a plan, on rank 0, if a file is named.
+
+        Raises:
+            ConfigError: on every rank: it cannot be written.
+        """
+        if self._tuning.plan_file is not None:
+            from ..planner.planfile import save
+
+            path = str(self._tuning.plan_file)
+            on_rank_0(self._transport, lambda: save(plan, path), ConfigError)
