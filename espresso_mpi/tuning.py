@@ -73,9 +73,9 @@ class Tuning:
         optimizer: whose moments count: ``adam``, ``sgd``; ``adam-momentum`` or ``sgd-momentum`` if the messages are
             momenta, with or without a division by √v; or None for what the optimizers of this package and an adapter
             for torch say, else ``adam``.
-        plan_file: a file for the plan. Rank 0 writes it when the session has chosen a plan, and before that the quickest
-            so far. A session of a later run follows it from the first step on, if ranks, tensors and
-            settings are the same, and goes on with trials that have not ended. None: no file.
+        plan_file: a file for the plan. Rank 0 writes it when the session has chosen a plan, and before that the
+            quickest so far. A session of a later run follows it from the first step on, if ranks, tensors and settings
+            are the same, and goes on with trials that have not ended. None: no file.
 
     Raises:
         ConfigError: a value is not in its range.
