@@ -21,7 +21,7 @@ from ..tuning import OptimizerRule, Tuning
 from ..types import Chosen, Plan, TensorSpec
 from .clock import RecordedStep
 from .fidelity import Fidelity
-from .tried import COUNTED
+from .tried import ENOUGH
 
 _LOG = logging.getLogger("espresso_mpi")
 
@@ -126,7 +126,9 @@ class EarlierRun:
     def known(self) -> Mapping[str, tuple[Sequence[float], Sequence[float]]]:
         """The seconds of the plans that the earlier run has tried, as ``trials.Spent.known`` has them."""
         chosen = None if self.plan is None else self.plan.chosen
-        return {digest: ((), COUNTED * [seconds]) for digest, seconds in chosen.tried.items()} if chosen else {}
+        if chosen is None:
+            return {}
+        return {digest: ((), min(steps, ENOUGH) * [seconds]) for digest, (seconds, steps) in chosen.tried.items()}
 
     def changed(self, steps: Sequence[RecordedStep]) -> str | None:
         """Whether steps that were watched differ from those in the trials, in words; None: they do not.
@@ -176,7 +178,7 @@ class EarlierRun:
 
 
 def chosen_by(
-    options: Options, tuning: Tuning, rule: OptimizerRule, seconds: float, tried: Mapping[str, float] | None = None
+    options: Options, tuning: Tuning, rule: OptimizerRule, seconds: float, tried: Mapping[str, tuple[float, int]] | None = None
 ) -> Chosen:  # fmt: skip
     """What a session with these options says of the plan that it chose.
 

@@ -32,7 +32,7 @@ class NextRun:
         options: those of now; fidelity: knows the optimizer.
 
     Attributes:
-        kept: the seconds of a step by each plan that was tried, by its digest, as they were written last; empty before.
+        kept: what was written last as ``Chosen.tried``; empty before.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class NextRun:
     ) -> None:  # fmt: skip
         self._transport, self._tuning = transport, tuning
         self._options, self._fidelity = options, fidelity
-        self.kept: Mapping[str, float] = {}
+        self.kept: Mapping[str, tuple[float, int]] = {}
 
     def keep(self, results: Sequence[Trial], workload: Workload) -> None:
         """Write the quickest plan so far, if there are new times.
@@ -48,7 +48,7 @@ class NextRun:
         Args:
             results: of the trials until now, the best first.
         """
-        tried = {one.plan.digest: one.seconds for one in results}
+        tried = {one.plan.digest: (one.seconds, one.steps) for one in results}
         if self._tuning.plan_file is not None and tried != self.kept:
             self.kept = tried
             self.write(self.chosen(results[0], workload, tried))
@@ -58,7 +58,7 @@ class NextRun:
         if self._tuning.plan_file is not None and not self.kept and self._transport.rank == 0:
             _LOG.warning("%s: no plan was written: the run ended before its first trials", self._tuning.plan_file)
 
-    def chosen(self, best: Trial, workload: Workload, tried: Mapping[str, float] | None = None) -> Plan:
+    def chosen(self, best: Trial, workload: Workload, tried: Mapping[str, tuple[float, int]] | None = None) -> Plan:
         """The plan of a trial, with how it was chosen, and what for.
 
         Args:

@@ -9,7 +9,7 @@ from statistics import median
 
 from ..types import Plan
 from .payload_costs import HOPELESS, PayloadCosts, compresses, methods
-from .tried import BEHIND, COUNTED, Trial, Tried
+from .tried import BEHIND, COUNTED, ENOUGH, Trial, Tried
 
 _FINALISTS = 3
 """Plans that go on in turns after the first round, besides the best plan without compression."""
@@ -363,7 +363,7 @@ class Trials:
 
 def _told_apart(going: Sequence[Tried]) -> bool:
     """Whether one plan is quicker than the others by twice their uncertainty, or that is small; after two turns."""
-    if any(len(one.times) < 2 * COUNTED for one in going):
+    if any(len(one.times) < ENOUGH for one in going):
         return False
     best, *others = sorted((one.result() for one in going), key=lambda one: one.seconds)
     uncertain = [one.uncertain + best.uncertain for one in others]

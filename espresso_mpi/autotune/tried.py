@@ -16,6 +16,9 @@ BEHIND = 1.3
 COUNTED = 2
 """Steps of a turn whose times count. The step before them does not count: it prepares what the plan needs."""
 
+ENOUGH = 2 * COUNTED
+"""Steps that count, two turns, after which plans can be told apart."""
+
 
 @dataclass(frozen=True)
 class Trial:

@@ -193,7 +193,7 @@ def unfinished(world, open_session, path):
 @pytest.mark.parametrize("pushes", [False, True])
 def test_the_next_run_goes_on_with_trials_that_have_not_ended(world, open_session, path, unfinished, pushes, caplog):
     assert not unfinished.chosen.finished
-    assert unfinished.chosen.tried[unfinished.digest] == unfinished.chosen.seconds
+    assert unfinished.chosen.tried[unfinished.digest][0] == unfinished.chosen.seconds
     with caplog.at_level("INFO", "espresso_mpi"):
         session = open_session(plan="auto", tuning=tuning(path, factor=1e6))
         out, wanted = train(session, 1, pushes=pushes)
