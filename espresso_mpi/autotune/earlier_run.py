@@ -178,7 +178,8 @@ class EarlierRun:
 
 
 def chosen_by(
-    options: Options, tuning: Tuning, rule: OptimizerRule, seconds: float, tried: Mapping[str, tuple[float, int]] | None = None
+    options: Options, tuning: Tuning, rule: OptimizerRule, seconds: float,
+    tried: Mapping[str, tuple[float, int]] | None = None,
 ) -> Chosen:  # fmt: skip
     """What a session with these options says of the plan that it chose.
 

@@ -178,8 +178,8 @@ class Chosen:
         compressors: ``Tuning.compressors``.
         feedback: the spec of the session's error feedback.
         finished: whether the trials have ended. If not, the plan is the quickest so far.
-        tried: the length of a step by each plan that was tried, and the number of steps, by its digest, if they have not
-            ended.
+        tried: the length of a step by each plan that was tried, and the number of steps, by the plan's digest. Empty if
+            the trials have ended.
 
     Example:
         >>> chosen = espresso_mpi.types.Chosen(0.25, "safe", "adam", ("int8", "int4"), "auto")
