@@ -322,7 +322,7 @@ class Tuner:
 
     def _follow_chosen(self, best: Trial) -> None:
         """Go on by the plan that was chosen, and write it for the next run. Collective."""
-        plan = self._next_run.chosen(best, self._workload)
+        plan, self._earlier = self._next_run.chosen(best, self._workload), None
         self._adopt(plan)
         self._next_run.write(plan)
 

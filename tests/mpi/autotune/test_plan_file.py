@@ -202,6 +202,7 @@ def test_the_next_run_goes_on_with_trials_that_have_not_ended(world, open_sessio
         planned(session)
     assert close({n: out[n] + more[n] for n in out}, {n: wanted[n] + also[n] for n in out}, 1.0)
     assert session.plan.chosen.finished and not session.plan.chosen.tried
+    assert session._tuner._followed is None  # steps are compared with its own trials from now on
     if world.rank == 0:
         assert load(path) == session.plan
         assert len([r for r in caplog.records if r.message.startswith("tried: ")]) > len(unfinished.chosen.tried)
