@@ -15,11 +15,10 @@ from ..options import Options
 from ..tuning import Tuning
 from ..types import Plan
 from .fidelity import Fidelity
+from .trials import Trials
 from .tried import Trial
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from ..planner.model.workload import Workload
 
 _LOG = logging.getLogger("espresso_mpi")
@@ -42,21 +41,16 @@ class NextRun:
         self._options, self._fidelity = options, fidelity
         self.kept: Mapping[str, tuple[float, int]] = {}
 
-    def keep(self, results: Sequence[Trial], workload: Workload) -> None:
-        """Write the quickest plan so far, if there are new times.
-
-        Args:
-            results: of the trials until now, the best first.
-        """
-        tried = {one.plan.digest: (one.seconds, one.steps) for one in results}
-        if self._tuning.plan_file is not None and tried != self.kept:
+    def keep(self, trials: Trials, workload: Workload) -> None:
+        """Write the quickest plan so far, if there are new times."""
+        if self._tuning.plan_file is not None and (tried := trials.times) != self.kept:
             self.kept = tried
-            self.write(self.chosen(results[0], workload, tried))
+            self.write(self.chosen(trials.results()[0], workload, tried))
 
     def ends_early(self) -> None:
         """The session ends while plans are tried: say so if it leaves none to the next run. Not collective."""
         if self._tuning.plan_file is not None and not self.kept and self._transport.rank == 0:
-            _LOG.warning("%s: no plan was written: the run ended before its first trials", self._tuning.plan_file)
+            _LOG.warning("%s: no plan was written: the run ended before its trials", self._tuning.plan_file)
 
     def chosen(self, best: Trial, workload: Workload, tried: Mapping[str, tuple[float, int]] | None = None) -> Plan:
         """The plan of a trial, with how it was chosen, and what for.

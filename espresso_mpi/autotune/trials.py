@@ -177,6 +177,14 @@ class Trials:
             best = plain
         return [best, *(one for one in found if one is not best)]
 
+    @property
+    def times(self) -> dict[str, tuple[float, int]]:
+        """Seconds and number of steps by the digests of plans; of dense ones before the trials, if these were long."""
+        spent, found = self._spent, {one.plan.digest: (one.seconds, one.steps) for one in self.results()}
+        dense = spent.dense if spent.dense < math.inf else spent.dense_at_most
+        plain = [one.plan.digest for one in self._tried if not compresses(one.plan)]
+        return {**dict.fromkeys(plain, (dense, 1)), **found} if dense > BEHIND * self.quickest else found
+
     def _next_plan(self, seconds: float | None) -> None:
         try:
             self.current = next(self._rounds) if seconds is None else self._rounds.send(seconds)
@@ -278,7 +286,8 @@ class Trials:
         known = {plan.digest: plan for plan in more.fixed}
         for one in self._fixed:
             one.plan = known.get(one.plan.digest, one.plan)
-        others = [Tried(plan) for plan in _hopeful(more.others, more.fixed)]
+        tried = {one.plan.digest for one in self._tried}
+        others = [Tried(plan) for plan in _hopeful(more.others, more.fixed) if plan.digest not in tried]
         self._tried += others
         return others
 

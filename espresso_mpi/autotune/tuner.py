@@ -154,7 +154,8 @@ class Tuner:
 
     def closing(self) -> None:
         """The session ends."""
-        if (self.watching or self.trials is not None) and self._followed is None:
+        earlier = self._earlier
+        if earlier is not None and earlier.plan is earlier.waiting is None and (self.watching or self.trials):
             self._next_run.ends_early()
 
     def step_ended(self, clock: StepClock) -> None:
@@ -234,7 +235,7 @@ class Tuner:
                 self._adopt(autoplan.dense_plan(self._transport.topology))
             raise
         fixed = autoplan.fixed_ways(self._transport.topology, self._options(), tuning, workload, self._pushed)
-        if before is not None and before.digest not in {plan.digest for plan in fixed}:
+        if before is not None and before.digest not in {plan.digest for plan in fixed} and _allowed(before, workload):
             fixed.append(before)
         self._tensors, self._noted = frozenset(steps[-1].specs), clock.steps[-1]
         spent = self._spent_on(clock, steps if anew else clock.steps, anew, time.perf_counter() - start)
@@ -261,7 +262,7 @@ class Tuner:
             if trials.current is not self._options().plan:
                 self._adopt(trials.current)
             if trials.pause:
-                self._next_run.keep(trials.results(), self._workload)
+                self._next_run.keep(trials, self._workload)
 
     def _modelled(self, workload: Workload, tuning: Tuning, dropped: tuple[str, ...]) -> More:
         """Measure the cluster, and make plans by the model; none where it fails. Collective."""
@@ -350,6 +351,11 @@ class Tuner:
         if self._transport.rank == 0:
             _LOG.info("%s: planning anew", text)
         self._plan(clock, self._tuning.steps)
+
+
+def _allowed(plan: Plan, workload: Workload) -> bool:
+    """Whether no tensor of a plan travels by a compressor that would harm it."""
+    return all(plan.strategy(tensor.name).compressor not in tensor.barred for tensor in workload.tensors)
 
 
 def _seconds_text(seconds: float | None) -> str:

@@ -22,6 +22,7 @@ pytestmark = [
 
 SHAPES = {"w1": (64, 48), "b1": (48,), "w2": (48, 200)}
 METHOD = "int4"
+BOTH = (METHOD, "int8")
 
 
 @pytest.fixture
@@ -184,7 +185,8 @@ def test_ranks_with_other_tensors_in_the_first_step_hear_which(world, open_sessi
 @pytest.fixture
 def unfinished(world, open_session, path):
     """The plan of a run that ended before its trials, in the file."""
-    session = open_session(plan="auto", tuning=tuning(path, share=1e-9, budget=100, trial_steps=1000))
+    how = {"share": 1e-9, "budget": 100, "trial_steps": 1000, "compressors": BOTH}
+    session = open_session(plan="auto", tuning=tuning(path, **how))
     train(session, 40)
     assert session.planning
     return world.bcast(load(path) if world.rank == 0 else None)
@@ -195,7 +197,7 @@ def test_the_next_run_goes_on_with_trials_that_have_not_ended(world, open_sessio
     assert not unfinished.chosen.finished
     assert unfinished.chosen.tried[unfinished.digest][0] == unfinished.chosen.seconds
     with caplog.at_level("INFO", "espresso_mpi"):
-        session = open_session(plan="auto", tuning=tuning(path, factor=1e6))
+        session = open_session(plan="auto", tuning=tuning(path, factor=1e6, compressors=BOTH))
         out, wanted = train(session, 1, pushes=pushes)
         assert session.planning and session.plan.digest == unfinished.digest
         more, also = train(session, 4, first=1, pushes=pushes)
@@ -212,7 +214,7 @@ def test_trials_begin_anew_where_steps_take_another_time(world, open_session, pa
     if world.rank == 0:
         save(replace(unfinished, chosen=replace(unfinished.chosen, seconds=1e-9)), path)
     world.Barrier()
-    session = open_session(plan="auto", tuning=tuning(path))
+    session = open_session(plan="auto", tuning=tuning(path, compressors=BOTH))
     train(session, 5)
     assert session.watching and session.plan is None
     planned(session)
