@@ -235,7 +235,7 @@ class Tuner:
                 self._adopt(autoplan.dense_plan(self._transport.topology))
             raise
         fixed = autoplan.fixed_ways(self._transport.topology, self._options(), tuning, workload, self._pushed)
-        if before is not None and before.digest not in {plan.digest for plan in fixed} and _allowed(before, workload):
+        if before is not None and before.digest not in {plan.digest for plan in fixed} and not _harms(before, workload):
             fixed.append(before)
         self._tensors, self._noted = frozenset(steps[-1].specs), clock.steps[-1]
         spent = self._spent_on(clock, steps if anew else clock.steps, anew, time.perf_counter() - start)
@@ -353,9 +353,9 @@ class Tuner:
         self._plan(clock, self._tuning.steps)
 
 
-def _allowed(plan: Plan, workload: Workload) -> bool:
-    """Whether no tensor of a plan travels by a compressor that would harm it."""
-    return all(plan.strategy(tensor.name).compressor not in tensor.barred for tensor in workload.tensors)
+def _harms(plan: Plan, workload: Workload) -> bool:
+    """Whether a tensor travels by a compressor from which it is barred."""
+    return any(plan.strategy(tensor.name).compressor in tensor.barred for tensor in workload.tensors)
 
 
 def _seconds_text(seconds: float | None) -> str:

@@ -149,17 +149,16 @@ def _check_complete(heads: Sequence[_Head], describe: Callable[[int], str]) -> N
 
 
 def _check_methods(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
-    planned = ["with a plan" if "groups" in methods else "without a plan" for methods in (theirs, ours)]
-    if planned[0] != planned[1]:
-        raise StateError(
-            f"the state was saved by a session {planned[0]}, this one is {planned[1]}; open it as that one was, with "
-            f"the plan that it followed: save_plan(session.plan, path) or Tuning.plan_file keeps it"
+    hint = ""
+    if ("groups" in theirs) != ("groups" in ours):  # one of the sessions has a plan
+        hint = (
+            ", and with the plan that it followed, if any: save_plan(session.plan, path) or Tuning.plan_file keeps it"
         )
     for key in {**theirs, **ours}:
         if theirs.get(key) != ours.get(key):
             raise StateError(
                 f"the state was made with {key} {short(theirs.get(key))}, this session has {short(ours.get(key))}; "
-                f"what one keeps means nothing to the other: open the session with the same"
+                f"what one keeps means nothing to the other: open the session with the same{hint}"
             )
 
 

@@ -479,7 +479,7 @@ def test_states_of_different_checkpoints_are_refused(memories, change, words):
     [
         ({"compressor": "topk"}, "compressor 'onebit', this session has 'topk'"),
         ({"feedback": "none"}, "feedback 'auto', this session has 'none'"),
-        ({"compressor": "none", "plan": Plan(default=Strategy("onebit", "flat-allgather"))}, "this one is with a plan"),
+        ({"compressor": "none", "plan": Plan(default=Strategy("onebit", "flat-allgather"))}, "compressor 'onebit'"),
     ],
     ids=str,
 )
