@@ -36,6 +36,7 @@ copybutton_exclude = ".linenos, .gp, .go"
 
 nitpick_ignore_regex = [
     ("py:.*", r"collections\.abc\..*"),
+    ("py:class", r"os\.PathLike"),  # of the standard library, which these pages do not link
     ("py:class", r"(espresso_mpi\..*\.)?(Schedule|Workspace|\w+Settings)"),  # internal: types of attributes
 ]
 
