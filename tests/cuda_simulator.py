@@ -250,8 +250,8 @@ def main(wanted: list[str]) -> None:
     """Print what the simulated GPU does differently, as JSON: a list of problems for each name.
 
     Args:
-        wanted: compressors' specs; a name alone stands for its examples as well; or ``collectives``. After ``--quick``
-            only for those examples that take another branch in a kernel.
+        wanted: compressors' specs; a name alone stands for its examples as well; ``collectives``; or ``optimizers``.
+            After ``--quick`` only for those examples that take another branch in a kernel.
     """
     install()
     quick = wanted[:1] == ["--quick"]
@@ -265,6 +265,10 @@ def _problems(what: str, quick: bool) -> Iterator[str]:
     if what == "collectives":
         for n in (0, 1, 65, 600):
             yield from cuda_twins.collective_problems(n)
+        return
+    if what == "optimizers":
+        for n in (0, 1, 600):
+            yield from cuda_twins.update_problems(n)
         return
     specs = law_tools.specs_of(what.partition(":")[0])
     cases = {s: cuda_twins.FEWER for s in specs if not quick or law_tools.takes_another_branch(s)}

@@ -6,6 +6,7 @@ allowed, relative to the largest magnitude in the array. Its payloads are then c
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -15,11 +16,14 @@ import numpy as np
 from numba import cuda
 
 from espresso_mpi.arrays import device
+from espresso_mpi.arrays.caller_streams import Flat
 from espresso_mpi.collectives.data import reduction
 from espresso_mpi.collectives.data.layout import Topology
 from espresso_mpi.collectives.ranges import limits
 from espresso_mpi.compressors import Compressor, Context, get
 from espresso_mpi.errors import PayloadError
+from espresso_mpi.optim import cuda_updates, updates
+from espresso_mpi.optim.tensors import NumPy
 
 KINDS = ("steps", "constant", "zero", "one-hot", "denormal", "large", "many scales", "huge", "NaN and Inf")
 FEWER = ((33, "many scales"), (65, "steps"), (65, "NaN and Inf"), (130, "gaussian"))
@@ -248,6 +252,47 @@ def _count_problems(x: np.ndarray, dtype: str) -> Iterator[str]:
         expected, got = reduction.count_from(bad, dtype, least), reduction.count_from(cuda.to_device(bad), dtype, least)
         if got != expected:
             yield f"count_from {least:x}, {dtype}, n = {x.size}: {got}, not {expected}"
+
+
+# --- optimizers -------------------------------------------------------------------------------------------------------
+
+_FUSED = 1e-5
+"""Products may be fused with sums on a GPU, and a difference of two values of about one size shows it most."""
+
+
+class _OnGPU(NumPy):
+    """A library whose arrays are numba's, on a GPU or in the simulator."""
+
+    def host_view(self, array: Any) -> None:
+        return None
+
+    def gpu_view(self, array: Any) -> Any:
+        return array if device.simulated() else Flat(device.address(array), array.size, array.dtype.itemsize)
+
+    def stream(self, array: Any) -> int:
+        return device.stream_of(array) if not device.simulated() else 0
+
+
+def update_problems(n: int) -> Iterator[str]:
+    """What differs between the CPU and the GPU in the updates of optimizers at one size; a variance has zeros."""
+    known = {one._make.__name__: one for one in vars(updates).values() if isinstance(one, updates.Update)}
+    if set(known) != set(cuda_updates.KERNELS):
+        yield f"formulas with a kernel for GPUs: {sorted(cuda_updates.KERNELS)}; expected {sorted(known)}"
+    rng = np.random.default_rng(n)
+    for name, update in known.items():
+        kernel = cuda_updates.KERNELS[name]
+        count = kernel.signature.count("[::1]")
+        arguments = inspect.signature(kernel.function).parameters
+        numbers = rng.uniform(0.1, 0.9, len(arguments) - count).tolist()
+        arrays = [rng.standard_normal(n).astype(np.float32) for _ in range(count)]
+        for argument, array in zip(arguments, arrays):
+            if argument in ("v", "fresh"):
+                array[...] = np.maximum(array, 0)
+        on_gpu = [cuda.to_device(array) for array in arrays]
+        update(NumPy(np), tuple(arrays), tuple(numbers))
+        update(_OnGPU(np), tuple(on_gpu), tuple(numbers))
+        for argument, expected, got in zip(arguments, arrays, on_gpu):
+            yield from _differ(f"{name}, {argument}, n = {n}", expected, got, _FUSED)
 
 
 def _as_dtype(values: np.ndarray, dtype: str) -> np.ndarray:

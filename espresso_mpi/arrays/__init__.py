@@ -6,6 +6,7 @@
 - ``same_memory``: finds the memory of an array that comes again, as quickly as numpy finds that of its own arrays.
 - ``device``: handles host memory and GPU memory by one set of functions.
 - ``addresses``: where the arrays of a call begin.
+- ``caller_streams``: launches kernels on a stream of the caller's.
 - ``driver``: calls the CUDA driver.
 - ``workspace``: keeps scratch memory, so that no steady step allocates.
 

@@ -59,6 +59,18 @@ class PayloadCosts:
             if self._is_slower_by_bytes(large, small)
         )
 
+    def at_most(self, one: Tried) -> float:
+        """About what a plan takes at most: the time of one that sends more at the same time, with encodes as quick."""
+        larger = [
+            other.least
+            for other in self._tried
+            if other.times
+            and other.plan.held == one.plan.held
+            and self._bytes_of(one) <= self._bytes_of(other)
+            and _encodes_quickly(other.plan)
+        ]
+        return min(larger, default=math.inf) if _encodes_quickly(one.plan) else math.inf
+
     def can_tell(self, one: Tried) -> bool:
         """Whether the step of a plan can show that larger ones need no trial."""
         larger = any(not other.times and self._bytes_of(other) > self._bytes_of(one) for other in self._tried)

@@ -9,7 +9,7 @@ from statistics import median
 
 from ..types import Plan
 from .payload_costs import HOPELESS, PayloadCosts, compresses, methods
-from .tried import BEHIND, COUNTED, ENOUGH, Trial, Tried
+from .tried import BEHIND, COUNTED, ENOUGH, Trial, Tried, are_twins, by_its_twin
 
 _FINALISTS = 3
 """Plans that go on in turns after the first round, besides the best plan without compression."""
@@ -197,6 +197,9 @@ class Trials:
         for one in dense_first if self._owes_dense else self._fixed:
             if (not one.times or self._payloads.would_tell(one)) and self._promises(one):
                 yield from self._tries(one)
+        for one in self._fixed:  # what is known of other pairs by now may speak for one that was left out
+            if not (one.times or one.first or one.refused) and self._promises(one):
+                yield from self._tries(one)
         if self._fixed:
             yield from self._compare(self._finalists(), _MODELLED)
         if not self._beyond(_MODELLED):
@@ -220,7 +223,7 @@ class Trials:
         No pause is before it if it may soon pay, and is prepared: with no more bytes than the quickest, and pushes at
         another time.
         """
-        prepared = any(other.times and _twins(one.plan, other.plan) for other in self._tried)
+        prepared = any(other.times and are_twins(one.plan, other.plan) for other in self._tried)
         if not (prepared and self._payloads.is_no_larger(one)):
             yield from self._pauses(self._expected(one))
         others = [other for other in self._tried if other.times and not other.refused]
@@ -300,14 +303,14 @@ class Trials:
         """Whether a plan is worth a turn.
 
         Dense plans are not if the dense steps before the trials were far too long. A plan is not if its messages alone
-        make it far too long, nor if it is far too long with pushes at another time. A plan with one compressor is not
-        if the fixed ways with this compressor are far behind.
+        make it far too long, nor if it is far too long with pushes at another time: unless others gain so much by this
+        change that it may not be, or larger messages at the same time are quicker. A plan with one compressor is not if
+        the fixed ways with this compressor are far behind.
         """
         best = min(other.seconds for other in self._tried)
         if self._payloads.is_too_large(one) or (not compresses(one.plan) and self._spent.exposed > HOPELESS * best):
             return False
-        twins = [other.least for other in self._tried if other.times and _twins(one.plan, other.plan)]
-        if twins and max(twins) > HOPELESS * best:
+        if min(by_its_twin(one, self._tried), self._payloads.at_most(one)) > HOPELESS * best:
             return False
         if any(one is other for other in self._fixed):
             return True
@@ -386,11 +389,6 @@ def _hopeful(plans: Sequence[Plan], fixed: Sequence[Plan]) -> list[Plan]:
     plain = next((plan for plan in order if not compresses(plan)), None)
     limit = HOPELESS * min(map(_predicted, (*plans, *fixed)), default=math.inf)
     return [plan for plan in order if plan is plain or _predicted(plan) <= limit]
-
-
-def _twins(one: Plan, other: Plan) -> bool:
-    """Whether two plans differ only in when pushes begin to travel."""
-    return one.held != other.held and replace(one, held=other.held).digest == other.digest
 
 
 def _predicted(plan: Plan) -> float:

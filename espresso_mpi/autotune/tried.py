@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -95,3 +95,21 @@ class Tried:
     def least(self) -> float:
         """Of all its steps, for comparisons while there are few."""
         return min([*self.first, *self.times], default=math.inf)
+
+
+def are_twins(one: Plan, other: Plan) -> bool:
+    """Whether two plans differ only in when pushes begin to travel."""
+    return one.held != other.held and replace(one, held=other.held).digest == other.digest
+
+
+def by_its_twin(one: Tried, tried: Sequence[Tried]) -> float:
+    """Seconds that a plan may take by its twin, less what this change has gained at most between other twins.
+
+    Traffic beside the backward pass can double the time of every step where ranks have no free core. 0: it has no twin
+    that was tried.
+    """
+    known = [other for other in tried if other.times]
+    slowest = max((other.least for other in known if are_twins(one.plan, other.plan)), default=0.0)
+    pairs = ((like, other) for like in known for other in known if are_twins(like.plan, other.plan))
+    gained = max((other.least - like.least for like, other in pairs if like.plan.held == one.plan.held), default=0.0)
+    return slowest - max(0.0, gained)

@@ -16,7 +16,7 @@ from jax import numpy as jnp
 from ..errors import ConfigError
 from ..optim.diloco import intervals, own_share, parts, phase
 from ..optim.settings import SGDSettings
-from ..optim.updates import outer, progress
+from ..optim.formulas import outer, progress
 from ..session import Session
 from .arguments import given_params, optax_for, schedule, steps, usable
 from .trees import averaged_tree, copied, counter, difference, like, mapped, one_chain, precise, single, zeros

@@ -19,7 +19,7 @@ from ..optim.demo import require_residuals
 from ..optim.onebit_adam import EVERY, norms_between, settled, settled_everywhere
 from ..optim.rules import GradientMeans
 from ..optim.settings import AdamSettings, DeMoSettings, SGDSettings, update_clip_of
-from ..optim.updates import adam, decayed_momentum, frozen_adam, momentum, sgd
+from ..optim.formulas import adam, decayed_momentum, frozen_adam, momentum, sgd
 from ..session import Session
 from .arguments import optax_for, steps, unbiased, usable
 from .trees import averaged_tree, called, counter, like, mapped, one_chain, single, typical_variances, zeros

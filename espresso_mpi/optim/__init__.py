@@ -9,7 +9,8 @@
   use the same rules and formulas.
 - ``warmup_trials``: how the gradients of a warm-up travel if the session plans for itself.
 - ``zero_variance``: steps of parameters that had no gradient when their variance was frozen.
-- ``updates``: the formulas. They run as fused kernels on the CPU, and as array expressions elsewhere.
+- ``formulas``: of all optimizers, each written once.
+- ``updates``: applies them: fused kernels on the CPU, and those of ``cuda_updates`` on a GPU.
 - ``tensors``: sees parameters as flat arrays.
 - ``settings``, ``messages``, ``saved``: check numbers, sessions and saved states.
 

@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays import buffers
+from ..arrays import buffers, device
+from ..arrays.caller_streams import Flat
 from ..errors import GradientError
 
 
@@ -185,6 +186,16 @@ class NumPy:
         """The array itself if it is in host memory."""
         return array if self._np is np else None
 
+    def gpu_view(self, array: Any) -> Flat | None:
+        """The array as a kernel takes it if it is float32 in the memory of a GPU."""
+        if self._np is np or array.dtype != np.float32:
+            return None
+        return Flat(array.data.ptr, array.size, array.itemsize)
+
+    def stream(self, array: Any) -> int:
+        """The stream on which the library computes with an array on a GPU, as its address."""
+        return device.stream_of(array)
+
     def number(self, value: float) -> Any:
         """A number of a formula: a float64 would make float64 of booleans."""
         return np.float32(value)
@@ -260,6 +271,16 @@ class Torch:
     def host_view(self, array: Any) -> np.ndarray | None:
         """The tensor's memory as an array of numpy if it is in host memory."""
         return array.numpy() if array.device.type == "cpu" else None
+
+    def gpu_view(self, array: Any) -> Flat | None:
+        """The tensor as a kernel takes it if it is float32 in the memory of a GPU of CUDA."""
+        if array.device.type != "cuda" or array.dtype != self._torch.float32:
+            return None
+        return Flat(array.data_ptr(), array.numel(), array.element_size())
+
+    def stream(self, array: Any) -> int:
+        """The stream on which the library computes with an array on a GPU, as its address."""
+        return device.stream_of(array)
 
     def number(self, value: float) -> Any:
         """A number of a formula."""

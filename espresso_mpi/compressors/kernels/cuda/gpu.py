@@ -62,10 +62,15 @@ class Kernel:
     """A kernel with its signature, compiled for the current device when it is first launched, and kept on disk.
 
     Called with the number of blocks, the number of threads in each, and the arguments.
+
+    Attributes:
+        function: its source; signature: of its arguments.
+        name: its module and its own name, with its variant.
+        may_fuse: whether the compiler may fuse products with sums, because no CPU kernel has to write the same bytes.
     """
 
-    def __init__(self, function: FunctionType, signature: str, variant: str) -> None:
-        self.function, self.signature = with_digest(function), signature
+    def __init__(self, function: FunctionType, signature: str, variant: str, may_fuse: bool) -> None:
+        self.function, self.signature, self.may_fuse = with_digest(function), signature, may_fuse
         self._launches: dict[int, Launch] = {}
         self.name = f"{function.__module__.rpartition('.')[2]}.{function.__name__}{variant}"
 
@@ -84,8 +89,8 @@ class Kernel:
         launch(grid, threads, args)
 
 
-def kernel(signature: str, **variant: Any) -> Callable[[Any], Kernel]:
-    """Decorator: register a kernel with this signature.
+def kernel(signature: str, may_fuse: bool = False, **variant: Any) -> Callable[[Any], Kernel]:
+    """Decorator: register a kernel with this signature; ``may_fuse``: see ``Kernel``.
 
     ``variant`` names the constants of a kernel that is built several times: a constant costs nothing where a flag
     among the arguments would be a branch in the innermost loop.
@@ -93,7 +98,7 @@ def kernel(signature: str, **variant: Any) -> Callable[[Any], Kernel]:
     label = "".join(f"[{key}={value}]" for key, value in variant.items())
 
     def decorate(function: Any) -> Kernel:
-        made = Kernel(function, f"void({signature})", label)
+        made = Kernel(function, f"void({signature})", label, may_fuse)
         KERNELS.append(made)
         return made
 

@@ -18,6 +18,7 @@ from numba import types
 from numba.core.sigutils import normalize_signature
 
 from espresso_mpi.arrays import device
+from espresso_mpi.arrays.caller_streams import Flat
 
 _SCALARS = {
     types.boolean: "?", types.int32: "i", types.uint32: "I", types.int64: "q", types.uint64: "Q", types.uint16: "H",
@@ -56,7 +57,9 @@ class Launch:
 
     def _words(self, args: Sequence[Any]) -> Iterator[Any]:
         for array, value in zip(self._arrays, args, strict=True):
-            if array:
+            if array and isinstance(value, Flat):
+                yield from (0, 0, value.size, value.itemsize, value.address, value.size, value.itemsize)
+            elif array:
                 yield from (0, 0, value.size, value.dtype.itemsize, value.device_ctypes_pointer.value or 0)
                 yield from (*value.shape, *value.strides)
             else:

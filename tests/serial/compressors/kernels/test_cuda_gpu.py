@@ -31,6 +31,12 @@ def test_reduction_writes_the_bytes_of_the_cpu(n):
     assert not problems, "\n".join(problems)
 
 
+@pytest.mark.parametrize("n", SIZES)
+def test_updates_of_optimizers_are_those_of_the_cpu(n):
+    problems = list(cuda_twins.update_problems(n))
+    assert not problems, "\n".join(problems)
+
+
 @pytest.mark.parametrize("spec", SPECS)
 def test_same_bytes_every_time(spec):
     """Blocks run in any order; nothing that is written may depend on it."""

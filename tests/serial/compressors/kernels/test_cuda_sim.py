@@ -39,7 +39,7 @@ def _run(wanted):
 
 
 @pytest.mark.timeout(LIMIT)
-@pytest.mark.parametrize("what", [*names(), "collectives"])
+@pytest.mark.parametrize("what", [*names(), "collectives", "optimizers"])
 def test_same_bytes_as_the_cpu(what, runs):
     run = runs[what].result()
     assert run.returncode == 0, run.stdout + run.stderr
