@@ -71,6 +71,10 @@ class PayloadCosts:
         ]
         return min(larger, default=math.inf) if _encodes_quickly(one.plan) else math.inf
 
+    def may_be_quickest(self, one: Tried) -> bool:
+        """Whether a plan should be, by one with larger payloads: if it is not, other work may have disturbed it."""
+        return self.at_most(one) <= min(other.least for other in self._tried)
+
     def can_tell(self, one: Tried) -> bool:
         """Whether the step of a plan can show that larger ones need no trial."""
         larger = any(not other.times and self._bytes_of(other) > self._bytes_of(one) for other in self._tried)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
@@ -100,6 +100,7 @@ class Trials:
     Attributes:
         current: the plan of the next step; None when the trials have ended.
         pause: how many steps are to follow it before the next ``step_ended``; 0: one, which is a trial.
+        ahead: how many steps it has from now on, whatever they take: none of them needs to wait for a decision.
     """
 
     def __init__(
@@ -115,7 +116,7 @@ class Trials:
         self._budget, self._share, self._measuring = budget, share, measuring
         self._payloads = PayloadCosts(payload_bytes or {}, self._tried, self._spent.dense)
         self._seconds = self._in_pauses = 0.0
-        self.pause = 0
+        self.pause, self.ahead = 0, 1
         self._rounds = self._all_rounds()
         self.current: Plan | None = None
         self._next_plan(None)
@@ -201,13 +202,13 @@ class Trials:
             if not (one.times or one.first or one.refused) and self._promises(one):
                 yield from self._tries(one)
         if self._fixed:
-            yield from self._compare(self._finalists(), _MODELLED)
+            yield from self._compare(_MODELLED)
         if not self._beyond(_MODELLED):
             yield from self._pauses(_SEARCHED * self._measuring(self.quickest))
         for one in self._others():
             if self._promises(one):
                 yield from self._tries(one)
-        yield from self._compare(self._finalists(), 1.0)
+        yield from self._compare(1.0)
 
     @property
     def _owes_dense(self) -> bool:
@@ -232,6 +233,9 @@ class Trials:
         if one.seconds < best.seconds <= HOPELESS * one.seconds:
             yield from self._turn(best)
             yield from self._turn(one)
+
+    def _plan_ahead(self, steps: int) -> None:
+        self.ahead = max(1, min(steps, self._most - self._steps))
 
     def _pauses(self, ahead: float) -> Generator[Plan, float, None]:
         """Steps by the quickest plan so far, until so many seconds more are within the share that may be spent."""
@@ -269,8 +273,9 @@ class Trials:
         known = [other.preparing for other in self._tried if other.times and len(other.first) > other.given[0]]
         return max(0.0, median(known)) if known and self._payloads.is_larger(one) else 0.0
 
-    def _compare(self, going: list[Tried], share: float) -> Generator[Plan, float, None]:
+    def _compare(self, share: float) -> Generator[Plan, float, None]:
         """Turns of the finalists until they can be told apart, or so much of the budget, or of the steps, is spent."""
+        going = _finalists(self._tried, self._payloads, self._pushed)
         while len(going) > 1 and not _told_apart(going) and not self._beyond(share):
             if self._steps >= share * self._most:
                 return
@@ -334,9 +339,14 @@ class Trials:
         It has none if its first step is so long that preparing cannot explain it, by what that took with other plans.
         If its payloads are smaller than those of the quickest, messages cannot explain it: its kernels may have been
         compiled. What this took says nothing of others. It also has one that counts if that can spare others theirs.
+        One that had a turn, or may be the quickest, has all of its steps.
         """
-        best = min(other.least for other in self._tried)
+        best, certain = (
+            min(other.least for other in self._tried),
+            bool(one.times) or self._payloads.may_be_quickest(one),
+        )
         if self.current is not one.plan:
+            self._plan_ahead(1 + COUNTED if certain else 1)
             first = yield one.plan
             known = [other.preparing for other in self._tried if other.first and other.times and not other.excused]
             too_long = bool(known) and first - max(known) > HOPELESS * best and not one.times
@@ -345,32 +355,32 @@ class Trials:
                 one.times.append(first)
                 return
             one.first.append(first)
-        for _ in range(COUNTED):
+        for step in range(COUNTED):
+            self._plan_ahead(COUNTED - step if certain else 1)
             one.times.append((yield one.plan))
-            if one.least > BEHIND * best:
+            if one.least > BEHIND * best and not certain:
                 return
 
-    def _finalists(self) -> list[Tried]:
-        """The quickest plans, and the quickest without compression.
 
-        The best also runs without its schedule, if it has one: turns hide latencies of small operations, which the
-        timeline counts in full. And if gradients are pushed, the quickest also run after the backward pass: traffic
-        beside it slows it down, most where ranks share cores, which the model does not see.
-        """
-        order = sorted(self._tried, key=lambda one: one.least)
-        plain = [one for one in order if not compresses(one.plan)][:1]
-        final = order[:_FINALISTS] + [one for one in plain if one not in order[:_FINALISTS]]
-        others = [replace(order[0].plan, schedule=None)] if order[0].plan.schedule else []
-        if self._pushed:
-            others += [replace(one.plan, schedule=None, held=True) for one in order[:_FINALISTS]]
-        known = {one.plan.digest for one in self._tried}
-        variants = [Tried(plan) for digest, plan in {p.digest: p for p in others}.items() if digest not in known]
-        self._tried += variants
-        limit = BEHIND * order[0].least
-        going = [one for one in final if one.least <= limit and not one.refused] + variants
-        for tried in self._tried:
-            tried.out = not any(tried is one for one in going)
-        return going
+def _finalists(tried: list[Tried], payloads: PayloadCosts, pushed: bool) -> list[Tried]:
+    """The quickest plans, and the quickest without compression.
+
+    The best also runs without its schedule, if it has one: turns hide latencies of small operations, which the
+    timeline counts in full. And if gradients are pushed, the quickest also run after the backward pass: traffic
+    beside it slows it down, most where ranks share cores, which the model does not see.
+    """
+    order = sorted(tried, key=lambda one: one.least)
+    plain = [one for one in order if not compresses(one.plan)][:1]
+    final = [one for one in order if one in order[:_FINALISTS] or one in plain or payloads.may_be_quickest(one)]
+    known = {one.plan.digest for one in tried}
+    variants = [Tried(plan) for plan in _variants(order, pushed) if plan.digest not in known]
+    tried += variants
+    limit = BEHIND * order[0].least
+    going = [one for one in final if (one.least <= limit or payloads.may_be_quickest(one)) and not one.refused]
+    going += variants
+    for one in tried:
+        one.out = not any(one is other for other in going)
+    return going
 
 
 def _told_apart(going: Sequence[Tried]) -> bool:
@@ -381,6 +391,14 @@ def _told_apart(going: Sequence[Tried]) -> bool:
     uncertain = [one.uncertain + best.uncertain for one in others]
     apart = [one.seconds - best.seconds > 2 * by for one, by in zip(others, uncertain)]
     return all(known or by <= _ALIKE * best.seconds for known, by in zip(apart, uncertain))
+
+
+def _variants(order: Sequence[Tried], pushed: bool) -> Iterable[Plan]:
+    """The best plan without its schedule, if it has one, and the finalists with pushes that are held."""
+    plans = [replace(order[0].plan, schedule=None)] if order[0].plan.schedule else []
+    if pushed:
+        plans += [replace(one.plan, schedule=None, held=True) for one in order[:_FINALISTS]]
+    return {plan.digest: plan for plan in plans}.values()
 
 
 def _hopeful(plans: Sequence[Plan], fixed: Sequence[Plan]) -> list[Plan]:

@@ -258,7 +258,7 @@ class Tuner:
                     _LOG.warning("%s; this plan is not tried", error)
                 trials.refuse()
         if trials.current is not None:
-            self._pause_left = max(0, trials.pause - 1)
+            self._pause_left = (trials.pause or trials.ahead) - 1  # steps that no decision waits for
             if trials.current is not self._options().plan:
                 self._adopt(trials.current)
             if trials.pause:
@@ -304,11 +304,18 @@ class Tuner:
         return Spent(total, count, dense_at_most=computing + waits, known=known, elapsed=elapsed)
 
     def _try_next(self, clock: StepClock, trials: Trials) -> None:
-        """Note the time of the step that ended, and follow the plan of the next one. Collective."""
+        """Note the times of the steps that ended, and follow the plan of the next one. Collective."""
         from . import autoplan
 
-        seconds = self._seconds_of(list(clock.steps)[-max(1, trials.pause) :])
-        trials.step_ended(autoplan.slowest(self._transport, seconds))
+        plan, count = trials.current, trials.pause or trials.ahead
+        new = itertools.takewhile(lambda step: step is not self._noted, reversed(clock.steps))
+        alike = [step.seconds if frozenset(step.specs) == self._tensors else math.nan for step in new][count - 1 :: -1]
+        self._noted = clock.steps[-1]
+        each = [_median(alike)] if trials.pause else [math.nan] * (count - len(alike)) + alike
+        for seconds in [autoplan.slowest(self._transport, one) for one in each]:
+            trials.step_ended(seconds)
+            if trials.pause or trials.current is not plan:
+                break
         self._follow(trials)
         if trials.current is not None:
             return
@@ -326,13 +333,6 @@ class Tuner:
         plan, self._earlier = self._next_run.chosen(best, self._workload), None
         self._adopt(plan)
         self._next_run.write(plan)
-
-    def _seconds_of(self, steps: Sequence[RecordedStep]) -> float:
-        """The median of the steps with the tensors of the plans; NaN without any. One that failed is not recorded."""
-        noted, self._noted = self._noted, steps[-1]
-        new = itertools.takewhile(lambda step: step is not noted, reversed(steps))
-        alike = [step.seconds for step in new if frozenset(step.specs) == self._tensors]
-        return float(np.median(alike)) if alike else math.nan
 
     def _compare(self, clock: StepClock, tuned: Tuned) -> None:
         """Plan anew if steps take much longer, or shorter, than the plan said. Collective."""
@@ -356,6 +356,12 @@ class Tuner:
 def _harms(plan: Plan, workload: Workload) -> bool:
     """Whether a tensor travels by a compressor from which it is barred."""
     return any(plan.strategy(tensor.name).compressor in tensor.barred for tensor in workload.tensors)
+
+
+def _median(times: Sequence[float]) -> float:
+    """Of those that are known; NaN if none is. A step that failed has none."""
+    known = [seconds for seconds in times if not math.isnan(seconds)]
+    return float(np.median(known)) if known else math.nan
 
 
 def _seconds_text(seconds: float | None) -> str:

@@ -14,10 +14,10 @@ import jax
 from jax import numpy as jnp
 
 from ..optim.clan import lans
+from ..optim.formulas import frozen_direction, lamb_direction
 from ..optim.onebit_lamb import KEEP, bounded, checked_range, root_ratios
 from ..optim.rules import GradientMeans
 from ..optim.settings import AdamSettings
-from ..optim.formulas import frozen_direction, lamb_direction
 from ..session import Session
 from .arguments import decays, given_params, optax_for, steps, unbiased, usable
 from .optimizers import momenta

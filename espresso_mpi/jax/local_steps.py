@@ -15,8 +15,8 @@ from jax import numpy as jnp
 
 from ..errors import ConfigError
 from ..optim.diloco import intervals, own_share, parts, phase
-from ..optim.settings import SGDSettings
 from ..optim.formulas import outer, progress
+from ..optim.settings import SGDSettings
 from ..session import Session
 from .arguments import given_params, optax_for, schedule, steps, usable
 from .trees import averaged_tree, copied, counter, difference, like, mapped, one_chain, precise, single, zeros

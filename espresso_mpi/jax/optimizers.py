@@ -16,10 +16,10 @@ from jax import numpy as jnp
 
 from ..errors import ConfigError
 from ..optim.demo import require_residuals
+from ..optim.formulas import adam, decayed_momentum, frozen_adam, momentum, sgd
 from ..optim.onebit_adam import EVERY, norms_between, settled, settled_everywhere
 from ..optim.rules import GradientMeans
 from ..optim.settings import AdamSettings, DeMoSettings, SGDSettings, update_clip_of
-from ..optim.formulas import adam, decayed_momentum, frozen_adam, momentum, sgd
 from ..session import Session
 from .arguments import optax_for, steps, unbiased, usable
 from .trees import averaged_tree, called, counter, like, mapped, one_chain, single, typical_variances, zeros

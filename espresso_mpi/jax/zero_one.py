@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import jax
 from jax import numpy as jnp
 
+from ..optim.formulas import adam, from_anchor, frozen_adam, local_adam, mean_momentum
 from ..optim.rules import GradientMeans
 from ..optim.settings import AdamSettings, update_clip_of
-from ..optim.formulas import adam, from_anchor, frozen_adam, local_adam, mean_momentum
 from ..optim.zero_one_adam import Policy, grown
 from ..session import Session
 from .arguments import decays, given_params, optax_for, schedule, steps, unbiased, usable

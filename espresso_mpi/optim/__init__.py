@@ -10,7 +10,8 @@
 - ``warmup_trials``: how the gradients of a warm-up travel if the session plans for itself.
 - ``zero_variance``: steps of parameters that had no gradient when their variance was frozen.
 - ``formulas``: of all optimizers, each written once.
-- ``updates``: applies them: fused kernels on the CPU, and those of ``cuda_updates`` on a GPU.
+- ``updates``: applies them by fused kernels.
+- ``cuda_updates``: the kernels for a GPU.
 - ``tensors``: sees parameters as flat arrays.
 - ``settings``, ``messages``, ``saved``: check numbers, sessions and saved states.
 

@@ -165,11 +165,11 @@ class Update:
         if len(views) == len(arrays):
             self._kernel(*views, *map(np.float32, numbers))
             return
-        views = [view for view in map(library.gpu_view, arrays) if view is not None]
-        if len(views) == len(arrays):
+        on_gpu = [view for view in map(library.gpu_view, arrays) if view is not None]
+        if len(on_gpu) == len(arrays):
             from . import cuda_updates
 
-            cuda_updates.apply(self._make.__name__, library.stream(arrays[0]), views, numbers)
+            cuda_updates.apply(self._make.__name__, library.stream(arrays[0]), on_gpu, numbers)
             return
         self._express(library, arrays, numbers)
 
