@@ -195,7 +195,8 @@ class Trials:
     def _all_rounds(self) -> Generator[Plan, float, None]:
         """The plan of each step; is sent its seconds."""
         dense_first = sorted(self._fixed, key=lambda one: compresses(one.plan))
-        for one in dense_first if self._owes_dense else self._fixed:
+        smaller = [one for one in self._fixed if not one.times and self._payloads.may_be_quickest(one)]
+        for one in (*smaller, *(dense_first if self._owes_dense else self._fixed)):
             if (not one.times or self._payloads.would_tell(one)) and self._promises(one):
                 yield from self._tries(one)
         for one in self._fixed:  # what is known of other pairs by now may speak for one that was left out
