@@ -92,7 +92,7 @@ class Tuning:
     seconds: float = 4.0
     trial_steps: int = 80
     budget: float | None = None
-    share: float = 0.05
+    share: float = 0.03
     check: int = 50
     factor: float = 1.5
     every: int = 500
