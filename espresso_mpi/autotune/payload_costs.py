@@ -73,7 +73,7 @@ class PayloadCosts:
 
     def may_be_quickest(self, one: Tried) -> bool:
         """Whether a plan should be, by one with larger payloads: if it is not, other work may have disturbed it."""
-        return self.at_most(one) <= min(other.least for other in self._tried)
+        return self.at_most(one) <= min(other.least for other in self._tried) < math.inf
 
     def can_tell(self, one: Tried) -> bool:
         """Whether the step of a plan can show that larger ones need no trial."""

@@ -27,8 +27,8 @@ Shared modules:
 - ``harness``: inputs, checks, timing, rows and tables.
 - ``defaults``: the defaults of the suites and of their commands.
 - ``reference``, ``bound``, ``mpi_own``: the right result, the least possible time, and the best result of MPI alone.
-- ``datasets``, ``gpt``, ``networks``, ``replica``, ``averaging``: data, models in PyTorch, and what averages their
-  gradients.
+- ``datasets``, ``gpt``, ``networks``, ``replica``, ``averaging``, ``session_options``: data, models in PyTorch, what
+  averages their gradients, and with which options.
 - ``blas``, ``python_beside``, ``plain_sockets``: threads of matrix products, Python beside communication, and what
   moves bytes only.
 - ``ticks``, ``plots``: progress bars, and pictures.

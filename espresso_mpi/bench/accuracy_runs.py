@@ -10,6 +10,7 @@ from ..errors import ConfigError
 from .defaults import Accuracy as Defaults
 from .loss_curves import LossCurve, Point
 from .optimizer_ways import FEEDBACK, OWN, Choice, Phases
+from .session_options import with_options
 from .workloads import workload_of
 
 AVERAGING = ("gloo", "push", "sync", "gradsync")
@@ -73,12 +74,14 @@ class Way:
         kind: one of ``AVERAGING``, or an optimizer that synchronises by itself.
         compressor: its spec, "none", "auto", or "auto@FILE" with a file for the plan.
         choice: the optimizer with its arguments; None for ``AVERAGING``.
+        dense_steps: with which a session begins that averages gradients.
     """
 
     spec: str
     kind: str
     compressor: str
     choice: Choice | None = None
+    dense_steps: int = 0
 
     @property
     def plans(self) -> bool:
@@ -155,7 +158,9 @@ def dense_of(spec: str, settings: AccuracySettings) -> int | None:
     None: they are not known, as of a file of an earlier version with another way.
     """
     way = _known(spec)
-    return None if way is None else 0 if way.choice is None else way.choice.dense(settings.phases)
+    if way is None or way.choice is None:
+        return None if way is None else way.dense_steps
+    return way.choice.dense(settings.phases)
 
 
 def waits_from(spec: str, settings: AccuracySettings) -> int | None:
@@ -176,9 +181,11 @@ def _known(spec: str) -> Way | None:
 
 def _way_of(spec: str) -> Way:
     named, _, compressor = spec.partition(":")
-    kind = named.partition("+")[0]
+    kind, dense_steps = named.partition("+")[0], 0
     if kind in OWN:
         compressor = compressor or OWN[kind]
+    elif kind in AVERAGING[1:] and compressor:
+        dense_steps = with_options(named)[1].get("dense_steps", 0)
     elif named not in AVERAGING or not compressor:
         raise ConfigError(
             f"--ways {spec!r}; expected {', '.join(AVERAGING)} with a method after a colon, or one of "
@@ -191,4 +198,4 @@ def _way_of(spec: str) -> Way:
         raise ConfigError(f"--ways {spec!r}; expected a compressor: plans have no feedback of an optimizer's own")
     elif compressor != "none" and not plans(compressor):
         get(compressor)
-    return Way(spec, kind, compressor, Choice.of(named) if kind in OWN else None)
+    return Way(spec, kind, compressor, Choice.of(named) if kind in OWN else None, dense_steps)

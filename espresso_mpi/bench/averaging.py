@@ -22,6 +22,7 @@ from ..errors import ConfigError
 from ..session import Session
 from ..tuning import Tuning
 from .harness.replicas import node_of
+from .session_options import with_options
 
 WAYS = ("alone", "gloo", "ddp", "push", "sync", "gradsync", "plain")
 """Computing alone; DDP over gloo; DDP over this library; ``GradientSync`` with overlap, all at once, or as it finds out
@@ -73,7 +74,7 @@ class Averaged:
 
     Args:
         spec: way and method, such as ``gloo:fp16`` or ``push:int8``; ``push:auto`` and its like plan, see
-            ``tuning_of``.
+            ``tuning_of``; a way can have ``session_options``.
         gloo: its process group.
         dense: steps of torch's PowerSGD, at the beginning, that are dense; at least 2.
         seed: of stochastic compressors.
@@ -95,21 +96,22 @@ class Averaged:
         self.settled: Callable[[], bool] = lambda: self.session is None or not self.session.planning
         self.session: Session | None = None
         self._gloo: _Gloo | None = None
-        way, _, method = spec.partition(":")
+        named, _, method = spec.partition(":")
+        way, options = with_options(named)
         if way == "gloo":
             self._gloo = _Gloo(comm, method, model, gloo, dense)
             self.run = self._gloo.run
         elif way in ("ddp", "push", "sync", "gradsync", "plain"):
-            self._by_us(way, method, seed, share)
+            self._by_us(way, method, seed, share, options)
         elif way != "alone":
             raise ConfigError(f"{spec!r}: expected one of {', '.join(WAYS)}, and a method after a colon")
 
-    def _by_us(self, way: str, method: str, seed: int, share: float) -> None:
-        options: dict[str, Any] = {"compressor": method}
+    def _by_us(self, way: str, method: str, seed: int, share: float, options: dict[str, Any]) -> None:
+        how: dict[str, Any] = {"compressor": method}
         tuning = tuning_of(method)
         if tuning is not None:
-            options = {"plan": "auto", "tuning": replace(tuning, share=share)}
-        self.session = Session(self._comm, seed=seed, **options)
+            how = {"plan": "auto", "tuning": replace(tuning, share=share)}
+        self.session = Session(self._comm, seed=seed, **how, **options)
         self.session.judge_for(None)
         if way == "plain":
             named = dict(self._model.named_parameters())

@@ -6,7 +6,7 @@
 - ``arguments``: checks what transformations are given.
 - ``optimizers``: 1-bit Adam, SGD with momentum, and DeMo.
 - ``layerwise``: 1-bit LAMB and CLAN.
-- ``zero_one``, ``local_steps``: 0/1 Adam, and DiLoCo.
+- ``zero_one``, ``local_steps``: 0/1 Adam; DiLoCo and SparseLoCo.
 - ``under_way``: messages that travel while steps run.
 
 May import: the public names of ``espresso_mpi``, JAX, and optax where it is asked for. No other folder imports JAX. To
@@ -23,7 +23,7 @@ from ..default import default_session
 from ..session import Session
 from .arguments import optax_for
 from .layerwise import scale_by_clan, scale_by_onebit_lamb
-from .local_steps import diloco
+from .local_steps import diloco, sparseloco
 from .optimizers import compressed_trace, scale_by_demo, scale_by_onebit_adam
 from .trees import averaged_tree, one_chain
 from .zero_one import zero_one_adam
@@ -36,6 +36,7 @@ __all__ = [
     "scale_by_demo",
     "scale_by_onebit_adam",
     "scale_by_onebit_lamb",
+    "sparseloco",
     "sync",
     "synchronize",
     "zero_one_adam",

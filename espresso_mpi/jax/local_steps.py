@@ -14,7 +14,7 @@ import jax
 from jax import numpy as jnp
 
 from ..errors import ConfigError
-from ..optim.diloco import intervals, own_share, parts, phase
+from ..optim.diloco import intervals, own_share, parts, phase, require_plain
 from ..optim.formulas import outer, progress
 from ..optim.settings import SGDSettings
 from ..session import Session
@@ -71,10 +71,10 @@ def diloco(
     With ``delay``, a message is a copy that travels while the next steps run; the step in which it is due waits for it
     and raises its errors. A state with a message under way can only be continued by this transformation, in this
     process; else all ranks raise a StateError. Save states of ``average=True``, which ends what is under way.
-    Momentum 0, learning rate 1 and a session with ``feedback="plain:decay=0.95"`` are SparseLoCo.
 
     Args:
-        inner: the local optimizer, with its learning rate; it gets the other arguments of ``update``.
+        inner: the local optimizer, with its learning rate; it gets the other arguments of ``update``. With
+            ``optax.contrib.muon``, this is MuLoCo.
         session: as for ``sync``; ``compressor="int4"`` is usual.
         every: H, the number of local steps.
         learning_rate: η of the outer step, or a schedule of the number of local steps before this one.
@@ -97,6 +97,39 @@ def diloco(
         own_share(owner, mix, delay), rate, settings, UnderWay(owner, chosen),
     )  # fmt: skip
     return optax.GradientTransformationExtraArgs(made.start, made.update)
+
+
+def sparseloco(
+    inner: Any,
+    session: Session | None = None,
+    *,
+    every: int = 30,
+    learning_rate: Any = 1.0,
+    fragments: int = 1,
+    delay: int = 0,
+) -> Any:
+    """SparseLoCo (``espresso_mpi.optim.DiLoCo.sparse``; Sarfi et al., 2025) around an optimizer of optax.
+
+    ``diloco`` without an outer momentum: the error feedback of the session takes its place.
+
+    Args:
+        inner, every, learning_rate, fragments, delay: as for ``diloco``.
+        session: as for ``sync``; usual are ``compressor="topk_in_chunks:chunk=4096,k=64,values=int2"`` and
+            ``feedback="plain:decay=0.95"``.
+
+    Raises:
+        ConfigError: the feedback of the session is not ``plain``; others as for ``diloco``.
+
+    Example:
+        >>> optimizer = espresso_mpi.jax.sparseloco(optax.adamw(1e-3), session, every=30)  # doctest: +SKIP
+    """
+    owner = "sparseloco"
+    optax_for(owner, "use espresso_mpi.optim.DiLoCo.sparse")
+    chosen = usable(owner, session, None)
+    require_plain(owner, chosen)
+    return diloco(
+        inner, chosen, every=every, learning_rate=learning_rate, momentum=0.0, fragments=fragments, delay=delay
+    )
 
 
 @dataclass(frozen=True, eq=False)

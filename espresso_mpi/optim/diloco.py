@@ -33,6 +33,19 @@ class _Under:
     handles: list[Handle] = field(default_factory=list)
 
 
+def require_plain(owner: str, session: Session) -> None:
+    """Refuse a session whose feedback cannot take the place of the outer momentum.
+
+    Raises:
+        ConfigError: it is not plain.
+    """
+    if session.feedback.kind != "plain":
+        raise ConfigError(
+            f"{owner}: the session has feedback={str(session.feedback)!r}; expected 'plain:decay=0.95' or "
+            f"another decay: it takes the place of the outer momentum"
+        )
+
+
 class DiLoCo:
     """Averages the progress of local steps: an outer optimizer around the one of your training loop.
 
@@ -136,11 +149,7 @@ class DiLoCo:
             ...         params["w"] -= 0.01  # a local step, by any optimizer
             ...         params = sparse.step()
         """
-        if session.feedback.kind != "plain":
-            raise ConfigError(
-                f"DiLoCo.sparse: the session has feedback={str(session.feedback)!r}; expected 'plain:decay=0.95' or "
-                f"another decay: it takes the place of the outer momentum"
-            )
+        require_plain("DiLoCo.sparse", session)
         return cls(params, session, every, lr, momentum=0.0, fragments=fragments, delay=delay)
 
     @property

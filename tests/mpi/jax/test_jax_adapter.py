@@ -166,15 +166,18 @@ def pair(name, adapter, optax, rate, params, inside, outside):
             optim.Clan(params, **plain),
         )
         return made, own, lambda grads: own.step(outside.sync(grads))
+
+    def local(grads):
+        for key, grad in grads.items():
+            params[key] -= np.float32(0.1) * grad
+        own.step()
+
     if name in DILOCO:
         own = optim.DiLoCo(params, outside, **DILOCO[name])
-
-        def local(grads):
-            for key, grad in grads.items():
-                params[key] -= np.float32(0.1) * grad
-            own.step()
-
         return adapter.diloco(optax.sgd(0.1), inside, learning_rate=rate, **DILOCO[name]), own, local
+    if name == "SparseLoCo":
+        own = optim.DiLoCo.sparse(params, outside, every=4)
+        return adapter.sparseloco(optax.sgd(0.1), inside, every=4, learning_rate=rate), own, local
     if name == "OnebitLamb":
         own = optim.OnebitLamb(params, outside, **plain, **WARMUP)
         return optax.chain(adapter.scale_by_onebit_lamb(inside, **adam, **WARMUP), last), own, own.step
@@ -183,15 +186,16 @@ def pair(name, adapter, optax, rate, params, inside, outside):
 
 
 @pytest.mark.parametrize("compressor", ["none", "onebit"])
-@pytest.mark.parametrize("name", ["Clan", "DiLoCo", "OnebitLamb", "Streaming", "ZeroOneAdam"])
+@pytest.mark.parametrize("name", ["Clan", "DiLoCo", "OnebitLamb", "SparseLoCo", "Streaming", "ZeroOneAdam"])
 def test_optimizers_have_the_steps_of_plain_arrays(world, open_session, adapter, name, compressor):
     """Inside jit, through all stages, with the same messages; a bad gradient of one rank is an error of all."""
     optax = pytest.importorskip("optax")
-    inside, outside = (open_session(compressor=compressor, min_bytes=0) for _ in range(2))
+    feedback = "plain:decay=0.95" if name == "SparseLoCo" else "auto"
+    inside, outside = (open_session(compressor=compressor, feedback=feedback, min_bytes=0) for _ in range(2))
     rate, params, theirs = optax.linear_schedule(0.05, 0.01, 16), normal(7), normal(7)
     params["b"][...] = theirs["b"][...] = 0  # whose norm scales no step
     made, own, plain = pair(name, adapter, optax, rate, params, inside, outside)
-    state, worst, local = made.init(theirs), 0.0, name in (*DILOCO, "ZeroOneAdam")
+    state, worst, local = made.init(theirs), 0.0, name in (*DILOCO, "SparseLoCo", "ZeroOneAdam")
 
     @jax.jit
     def step(params, state, grads):

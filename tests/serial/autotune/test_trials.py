@@ -443,3 +443,66 @@ def test_there_is_a_pause_before_the_first_plan_if_it_is_known_to_be_long():
     fixed = [candidate("int8"), candidate("dense", DENSE)]
     spent = Spent(1.0, 5, dense_at_most=20.0, known={fixed[0].digest: ([2.5], [2.5] * 3)}, elapsed=30.0)
     assert training(Trials(fixed, 100, spent=spent, share=0.05), {"int8": 2.5, "dense": 20.0}, 60)[:60] == ["int8"] * 60
+
+
+def both_ways(*names):
+    """Plans of each name that push, and then those that hold what is pushed."""
+    return [plan for name in names for plan in (candidate(name), replace(candidate(name), held=True))]
+
+
+def after_held_steps(disturbed=0, held=0.9):
+    """Trials after steps with larger payloads that were held; pushes take twice as long. The plans of all steps."""
+    plans = [*both_ways("small", "large"), candidate("dense", DENSE)]
+    nbytes = {plan.digest: n for plan, n in zip(plans, (1, 1, 2, 2, 9))}
+    spent = Spent(6.0, 6, dense_at_most=9.0, known={plans[3].digest: ([1.0], [1.0] * 5)})
+    trials, steps = Trials(plans, 100, spent=spent, payload_bytes=nbytes), []
+    while not trials.ended:
+        steps.append((name_of(trials.current), trials.current.held))
+        waits = 9.0 if name_of(trials.current) == "dense" else 0.0 if trials.current.held else 1.1
+        other_work = 0.7 if steps[-1] == ("small", True) and steps.count(steps[-1]) <= disturbed else 0.0
+        trials.step_ended((held if steps[-1][0] == "small" else 1.0) + waits + other_work)
+    best = trials.results()[0].plan
+    return steps, (name_of(best), best.held)
+
+
+@pytest.mark.parametrize("disturbed", [0, 3])
+def test_smaller_payloads_at_the_same_time_are_tried_first_and_not_ruled_out_by_a_disturbance(disturbed):
+    """That pushes take twice as long says nothing of what is held."""
+    steps, best = after_held_steps(disturbed)
+    assert steps[:3] == [("small", True)] * 3 and best == ("small", True)
+
+
+def test_smaller_payloads_that_are_slower_are_left():
+    steps, best = after_held_steps(held=1.6)
+    assert best == ("large", True) and steps.count(("small", True)) < 12
+
+
+def test_what_another_twin_gained_speaks_for_one_that_was_left_out():
+    """Without payloads that are known: "b" is far too long while it is pushed, and then the quickest."""
+    plans = [*both_ways("b", "a"), candidate("dense", DENSE)]
+    lengths = {("a", False): 1.0, ("a", True): 0.4, ("b", False): 0.95, ("b", True): 0.35, ("dense", False): 0.5}
+    watched = {plans[3].digest: ([0.4], [0.4] * 5)}
+    trials, tried = Trials(plans, 100, spent=Spent(2.4, 6, known=watched)), set()
+    while not trials.ended:
+        found = name_of(trials.current), trials.current.held
+        tried.add(found)
+        trials.step_ended(lengths[found])
+    best = trials.results()[0].plan
+    assert tried >= {("a", False), ("b", False), ("b", True)} and (name_of(best), best.held) == ("b", True)
+
+
+def test_steps_that_no_decision_needs_come_in_a_row():
+    """Of plans that had a turn before, and of smaller payloads; never beyond the last step of the trials."""
+    for most in (7, 100):
+        trials = Trials([*both_ways("a", "b"), candidate("dense", DENSE)], most)
+        turns, taken, known = [], 0, set()
+        while not trials.ended:
+            plan, ahead = trials.current, trials.pause or trials.ahead
+            assert taken + ahead <= most and (ahead == 1 or plan.digest in known)
+            turns.append(ahead)
+            for _ in range(ahead):
+                assert trials.current is plan
+                trials.step_ended(1.0 + 0.1 * (taken % 3))
+                taken += 1
+            known.add(plan.digest)
+        assert (max(turns) > 1) == (most == 100)

@@ -181,6 +181,8 @@ OPTIMIZERS = {
     "streaming": lambda session, optax, **options: adapter.diloco(
         optax.sgd(0.1), session, **{"every": 4, "fragments": 2, "delay": 1, **options}
     ),
+    "muloco": lambda session, optax, **options: adapter.diloco(optax.contrib.muon(0.1), session, every=2),
+    "sparseloco": lambda session, optax, **options: adapter.sparseloco(optax.sgd(0.1), session, **options),
     "onebit": lambda session, optax, **options: adapter.scale_by_onebit_adam(session, **options),
 }
 
@@ -200,6 +202,7 @@ OPTIMIZERS = {
         ("diloco", {"fragments": 3}, "every=2, fragments=3, delay=0; expected at most one fragment in a step"),
         ("streaming", {"delay": 2}, "every=4, fragments=2, delay=2; .* delay < every/fragments"),
         ("streaming", {"mix": 2}, "diloco: mix=2; expected a number from 0 to 1"),
+        ("sparseloco", {}, "sparseloco: the session has feedback='auto'; expected 'plain:decay=0.95'"),
         ("onebit", {"warmup": "soon"}, "warmup='soon'; expected a whole number"),
         ("onebit", {"b2": 1 - 1e-9}, "warmup='auto', which compares norms .* expected at most 0.999999"),
     ],
@@ -215,7 +218,7 @@ def test_a_session_that_skips_is_refused(optax, name):
         OPTIMIZERS[name](skipping, optax)
 
 
-@pytest.mark.parametrize("name", sorted(OPTIMIZERS.keys() - {"onebit"}))
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS.keys() - {"onebit", "sparseloco"}))
 def test_an_update_needs_the_parameters(session, optax, name):
     optimizer, x = OPTIMIZERS[name](session, optax), {"w": jax.numpy.ones(3)}
     with pytest.raises(ConfigError, match="got no params"):
@@ -237,10 +240,10 @@ def test_weight_decay_follows_its_mask(session, optax, name):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS.keys() - {"sparseloco"}))
 def test_states_keep_their_types_in_a_scan(session, optax, name, dtype):
     """Through all stages in one program; without gradients, DiLoCo and a decay of zero leave the parameters."""
-    options = {} if name in ("diloco", "streaming", "onebit") else {"weight_decay": 0.0}
+    options = {} if name in ("diloco", "muloco", "streaming", "onebit") else {"weight_decay": 0.0}
     optimizer, params = OPTIMIZERS[name](session, optax, **options), {"w": jax.numpy.ones((2, 3), dtype)}
 
     def step(carry, grads):
