@@ -33,6 +33,7 @@ from ..planner.model.workload import Workload, WorkloadTensor
 from ..planner.plan import described, plan
 from ..planner.planfile import from_json, to_json
 from ..planner.search.baselines import Case
+from ..planner.search.game import is_ready
 from ..tuning import ALWAYS_ACCURATE, Tuning
 from ..types import DeviceKind, MadeFor, Plan, Route, Strategy, TensorSpec
 from .clock import RecordedStep
@@ -48,6 +49,10 @@ FEWEST = 3
 
 _PATIENCE = 10.0
 """Times the timeout that ranks wait for rank 0 to plan: the planner's kernels may have to be compiled first."""
+
+
+_COMPILING = 30.0
+"""Seconds about for which the planner's kernels compile: 10 to 38 were measured on 2 cores."""
 
 
 @dataclass(frozen=True)
@@ -142,6 +147,14 @@ def proposed(
         words = "%.1f s to measure the cluster, %.1f s to make %d plans by the model"
         _LOG.info(words, profiling - start, time.perf_counter() - profiling, len(plans.others))
     return Proposed(*([_telling(one, dropped) for one in some] for some in (plans.fixed, plans.others)))
+
+
+def compiling_seconds(transport: Transport) -> float:
+    """What the search takes besides if its kernels are not compiled on rank 0, which searches. Collective."""
+    seconds = 0.0 if transport.rank or is_ready() else _COMPILING
+    if seconds:
+        _LOG.info("plans by the model only if its kernels can compile in half of the budget: run `espresso-mpi warmup`")
+    return float(floats(transport, seconds).max())
 
 
 def _telling(plan: Plan, dropped: tuple[str, ...]) -> Plan:

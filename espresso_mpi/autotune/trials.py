@@ -96,6 +96,7 @@ class Trials:
         share: of the time so far that trials may cost.
         measuring: seconds that ``more`` will take, given the seconds of a step of the quickest plan.
         payload_bytes: of a step, by the digest of the plan, where it is known.
+        compiling: seconds that ``more`` takes besides, because it has to be compiled. They have to fit into the budget.
 
     Attributes:
         current: the plan of the next step; None when the trials have ended.
@@ -107,13 +108,13 @@ class Trials:
         self, fixed: Sequence[Plan], most: int, more: Callable[[], More] = lambda: More(),
         budget: Callable[[float], float] = lambda step: math.inf, spent: Spent | None = None, pushed: bool = False,
         share: float = 1.0, measuring: Callable[[float], float] = lambda step: 0.0,
-        payload_bytes: Mapping[str, float] | None = None,
+        payload_bytes: Mapping[str, float] | None = None, compiling: float = 0.0,
     ) -> None:  # fmt: skip
         self._spent = self._watched = spent or Spent()
         self._fixed = [Tried.before(plan, *self._spent.known.get(plan.digest, ((), ()))) for plan in fixed]
         self._tried, self._more = list(self._fixed), more
         self._most, self._steps, self._pushed = most, 0, pushed
-        self._budget, self._share, self._measuring = budget, share, measuring
+        self._budget, self._share, self._measuring, self._compiling = budget, share, measuring, compiling
         self._payloads = PayloadCosts(payload_bytes or {}, self._tried, self._spent.dense)
         self._seconds = self._in_pauses = 0.0
         self.pause, self.ahead = 0, 1
@@ -204,8 +205,8 @@ class Trials:
                 yield from self._tries(one)
         if self._fixed:
             yield from self._compare(_MODELLED)
-        if not self._beyond(_MODELLED):
-            yield from self._pauses(_SEARCHED * self._measuring(self.quickest))
+        if not self._beyond(_MODELLED, self._compiling):
+            yield from self._pauses(_SEARCHED * self._measuring(self.quickest) + self._compiling)
         for one in self._others():
             if self._promises(one):
                 yield from self._tries(one)
@@ -220,7 +221,7 @@ class Trials:
         return not any(one.times or one.refused or self._payloads.is_too_large(one) for one in dense)
 
     def _tries(self, one: Tried) -> Generator[Plan, float, None]:
-        """A turn of a new plan. If it is somewhat quicker than the others, it and the best of them have another one.
+        """A turn of a new plan. It and the best of the others have another one if it is somewhat quicker, or should be.
 
         No pause is before it if it may soon pay, and is prepared: with no more bytes than the quickest, and pushes at
         another time.
@@ -229,9 +230,10 @@ class Trials:
         if not (prepared and self._payloads.is_no_larger(one)):
             yield from self._pauses(self._expected(one))
         others = [other for other in self._tried if other.times and not other.refused]
+        should_be = self._payloads.may_be_quickest(one)
         yield from self._turn(one)
         best = min(others, key=lambda other: other.seconds, default=one)
-        if one.seconds < best.seconds <= HOPELESS * one.seconds:
+        if one.seconds < best.seconds <= HOPELESS * one.seconds or (should_be and best.seconds <= one.seconds):
             yield from self._turn(best)
             yield from self._turn(one)
 
@@ -288,7 +290,7 @@ class Trials:
 
     def _others(self) -> list[Tried]:
         """The plans that the model makes. It also has forecasts for the fixed ways."""
-        if self._beyond(_MODELLED):
+        if self._beyond(_MODELLED, self._compiling):
             return []
         more = self._more()
         self._spent = replace(self._spent, seconds=self._spent.seconds + more.seconds)
@@ -300,10 +302,10 @@ class Trials:
         self._tried += others
         return others
 
-    def _beyond(self, share: float) -> bool:
-        """Whether more than a share of the budget is spent."""
+    def _beyond(self, share: float, ahead: float = 0.0) -> bool:
+        """Whether more than a share of the budget is spent, or will be with so many seconds ahead."""
         best = self.quickest
-        return best < math.inf and self.cost(best) > share * self._budget(best)
+        return best < math.inf and self.cost(best) + ahead > share * self._budget(best)
 
     def _promises(self, one: Tried) -> bool:
         """Whether a plan is worth a turn.

@@ -243,6 +243,7 @@ class Tuner:
             fixed, tuning.trial_steps, lambda: self._modelled(workload, tuning, dropped), tuning.budget_for, spent,
             self._pushed, tuning.share, tuning.measuring_for,
             {plan.digest: autoplan.payload_bytes(plan, workload) for plan in fixed},
+            autoplan.compiling_seconds(self._transport),
         )  # fmt: skip
         self._workload, self._roomy = workload, set() if before is None else {before.digest}
         self._follow(self.trials)

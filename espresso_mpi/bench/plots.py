@@ -14,6 +14,9 @@ from .training import Point, Run
 _WORST_SHOWN = 4.0
 """Bits a character at the upper edge: above it lie only the first steps and runs that diverge."""
 
+_STYLES = ("-", "--", ":", "-.")
+"""Of lines: there are ten colours."""
+
 
 def training(runs: Sequence[Run], path: Path) -> None:
     """Write a PNG of validation loss against seconds and against bytes sent, one curve a run."""
@@ -85,11 +88,11 @@ def accuracy(groups: Sequence[Group], unit: str, path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(8, 5), layout="constrained")
+    figure = Figure(figsize=(10, 5), layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
     for number, group in enumerate(groups):
-        colour, style = f"C{number % 10}", "-" if number < 10 else "--"
+        colour, style = f"C{number % 10}", _STYLES[number // 10 % len(_STYLES)]
         states = [points for points in zip(*(run.curve for run in group.runs)) if points[0].step > 0]
         known = [(points, [p.loss for p in points if p.loss is not None]) for points in states]
         known = [(points, losses) for points, losses in known if len(losses) == len(points)]
@@ -103,5 +106,5 @@ def accuracy(groups: Sequence[Group], unit: str, path: Path) -> None:
         axes.axhline(groups[0].target, color="black", linewidth=0.8, linestyle=":", label="target")
     axes.set(xlabel="training seconds", ylabel=f"validation loss, {unit}", xscale="log")
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
+    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
     figure.savefig(path, dpi=120, format="png")

@@ -41,6 +41,14 @@ def compiled(function: Callable[..., Any], **options: Any) -> Any:
     return cached(lambda cache: _shared(_without_literals(njit(**options)(named)), cache))
 
 
+def is_compiled(function: Any) -> bool:
+    """Whether what ``compiled`` returned was compiled in this process, or by another one that left it on disk."""
+    if getattr(function, "overloads", True):  # without numba, all is Python
+        return True
+    files = getattr(function._cache, "_cache_file", None)  # none where no directory can be written
+    return files is not None and bool(files._load_index())
+
+
 def _without_literals(dispatcher: Any) -> Any:
     """Let a function be compiled once for all numbers: in compiled code, numba tells arguments 0 and 1 from others."""
     find = dispatcher.get_call_template

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from espresso_mpi.files.compiled import compiled
+from espresso_mpi.files.compiled import compiled, is_compiled
 
 from .descent import costs_in
 from .networks import Network
@@ -341,3 +341,8 @@ def relaxed(network: Network, choice: np.ndarray, *, rounds: int = 24, heat: flo
     flows = game.played(heats, np.append(np.full(rounds, 3), 0))
     flows.sort(key=lambda flow: -flow.value)
     return Relaxation(network, game, tuple(flows))
+
+
+def is_ready() -> bool:
+    """Whether the kernels of the search are compiled, here or on disk: this one is among the last of them."""
+    return is_compiled(_played)

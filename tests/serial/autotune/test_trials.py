@@ -506,3 +506,13 @@ def test_steps_that_no_decision_needs_come_in_a_row():
                 taken += 1
             known.add(plan.digest)
         assert (max(turns) > 1) == (most == 100)
+
+
+@pytest.mark.parametrize(("compiling", "budget", "asked"), [(0.0, 5.0, 1), (3.0, 5.0, 0), (3.0, 9.0, 1)])
+def test_the_model_is_asked_if_what_it_compiles_fits_into_half_of_the_budget(compiling, budget, asked):
+    calls = []
+    fixed = [candidate("a"), candidate("dense", DENSE)]
+    trials = Trials(fixed, 100, lambda: calls.append(1) or More(), lambda step: budget, compiling=compiling)
+    while not trials.ended:
+        trials.step_ended(0.1)
+    assert len(calls) == asked
