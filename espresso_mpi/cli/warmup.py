@@ -53,7 +53,9 @@ def _compile(specs: Sequence[str]) -> None:
                 session.sync(np.ones(1000, np.float32))
     if world.rank == 0:
         _plan_once()
-        print(f"kernels of {len(specs)} compressors and of the planner are on disk: {time.perf_counter() - start:.1f} s")
+        print(
+            f"kernels of {len(specs)} compressors and of the planner are on disk: {time.perf_counter() - start:.1f} s"
+        )
 
 
 def _plan_once() -> None:

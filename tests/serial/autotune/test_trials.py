@@ -231,7 +231,7 @@ def varying_steps(plans, varying, lengths):
 
 def test_dense_steps_that_are_noisy_are_not_chosen_for_their_noise():
     dense = candidate("dense", DENSE)
-    best, other = varying_steps([candidate("a"), dense], dense, [1.2, 1.22, 3.7, 1.22, 3.7])
+    best, other = varying_steps([candidate("a"), dense], dense, [1.2, 1.22, 3.7, 1.22, 3.7, 3.7])
     assert other.uncertain > other.seconds - best.seconds and compresses(best.plan)
 
 
