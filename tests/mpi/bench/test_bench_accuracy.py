@@ -31,12 +31,13 @@ def test_a_stopped_call_goes_on_and_its_curves_are_priced(world, path):
         marked["rows"][1]["loss"] = 1.25
         path.write_text(json.dumps(marked))
     world.Barrier()
-    ways = "gloo:none,gradsync:none,gradsync:int8,gloo:fp16,diloco,muloco"
+    partly = "gradsync+dense_steps=2+dense=head*|*embedding*:int8"
+    ways = f"gloo:none,gradsync:none,gradsync:int8,gloo:fp16,diloco,muloco,{partly}"
     second = accuracy.main(**TINY, ways=ways, json=path, comm=world)
     runs = {row["way"]: row for row in second["rows"]}
     assert second["rows"][0] == first["rows"][0]
     assert runs["gradsync:int8"]["loss"] == 1.25
-    assert list(runs) == ["gloo:none", "gradsync:int8", "gradsync:none", "gloo:fp16", "diloco", "muloco"]
+    assert list(runs) == ["gloo:none", "gradsync:int8", "gradsync:none", "gloo:fp16", "diloco", "muloco", partly]
     assert all(row["replicas_identical"] for row in runs.values())
     assert [point["step"] for point in runs["gloo:none"]["curve"]] == [0, 2, 4]
     assert runs["gloo:none"]["loss"] == pytest.approx(runs["gradsync:none"]["loss"], rel=1e-5)
@@ -44,6 +45,8 @@ def test_a_stopped_call_goes_on_and_its_curves_are_priced(world, path):
     assert runs["gloo:none"]["sent_by_step"] == (round(dense),) * 4
     assert runs["gloo:fp16"]["sent_by_step"] == (round(dense / 2),) * 4
     assert sum(runs["gradsync:none"]["sent_by_step"]) == pytest.approx(4 * dense, rel=0.01)
+    early, late = (runs[partly]["sent_by_step"][step] for step in (1, 3))
+    assert early == pytest.approx(dense, rel=0.05) and runs["gradsync:int8"]["sent_by_step"][3] < late < early
     assert runs["diloco"]["sent_by_step"][1:3] == runs["muloco"]["sent_by_step"][1:3] == (0, 0)
     assert runs["muloco"]["loss"] < runs["diloco"]["loss"] - 0.01  # by the steps of another local optimizer
     prices = path.with_name("prices.json")

@@ -91,7 +91,9 @@ def test_ways_are_read_and_wrong_ones_refused():
     assert [(way.kind, way.compressor) for way in ways] == [
         ("gradsync", "topk:ratio=0.01,values=int4"), ("diloco", "int4"), ("onebit-adam", "int8"), ("push", "auto"),
     ]  # fmt: skip
-    for wrong in ("", "gloo:int8", "gradsync", "adamw", "gradsync:int9", "onebit-adam:int9", "ef21:auto",
+    (partly,) = accuracy_runs.ways_of("sync+dense_steps=9+dense=head*|embed*:onebit")
+    assert (partly.kind, partly.compressor, partly.dense_steps) == ("sync", "onebit", 9)
+    for wrong in ("", "gradsync+dense_steps=x:int8", "gradsync+dense=:int8", "gloo+dense_steps=9:fp16", "gloo:int8", "gradsync", "adamw", "gradsync:int9", "onebit-adam:int9", "ef21:auto",
                   "gradsync+every=3:int8", "diloco+warmup=3", "onebit-adam+lr=1", "diloco+every",
                   "clan+eps=1"):  # fmt: skip
         with pytest.raises(ConfigError, match=r"expected|torch has|known|names none"):
@@ -110,9 +112,10 @@ def test_arguments_of_an_optimizer_make_its_run_and_the_short_one_that_is_timed(
     late = accuracy_runs.ways_of("muloco+delay=3")[0].choice
     said = [
         accuracy_runs.dense_of(spec, settings)
-        for spec in (*given.split(","), "gradsync:int8", "momentum-sgd", "onebit-adam+warmup=auto", "gone")
-    ]
-    assert said == [60, 90, 60, 0, 0, None, None]
+        for spec in (*given.split(","), "gradsync:int8", "momentum-sgd", "onebit-adam+warmup=auto", "gone",
+                     "push+dense_steps=7:int8")
+    ]  # fmt: skip
+    assert said == [60, 90, 60, 0, 0, None, None, 7]
     waits = [
         accuracy_runs.waits_from(spec, settings) for spec in ("diloco", "streaming", "diloco+delay=1", "gloo:fp16")
     ]
