@@ -36,6 +36,9 @@ _SETTLING, _LONG = 2, 3
 """Steps of a turn that do not count, and those that do, of a plan that had a turn before. After a change, steps take 20
 to 60 % longer at first where ranks share cores, and 10 % in the second one."""
 
+_DISTURBED = 2.0
+"""How many times as long other work may make a step: one that is still longer has another reason."""
+
 _ALIKE = 0.02
 """Plans whose steps are known to this share of the shortest need no further step: little is lost by the wrong one."""
 
@@ -105,7 +108,6 @@ class Trials:
     Attributes:
         current: the plan of the next step; None when the trials have ended.
         pause: how many steps are to follow it before the next ``step_ended``; 0: one, which is a trial.
-        ahead: how many steps it has from now on, whatever they take: none of them needs to wait for a decision.
     """
 
     def __init__(
@@ -121,7 +123,7 @@ class Trials:
         self._budget, self._share, self._measuring, self._compiling = budget, share, measuring, compiling
         self._payloads = PayloadCosts(payload_bytes or {}, self._tried, self._spent.dense)
         self._seconds = self._in_pauses = 0.0
-        self.pause, self.ahead = 0, 1
+        self.pause, self._row, self._within = 0, 1, False
         self._rounds = self._all_rounds()
         self.current: Plan | None = None
         self._next_plan(None)
@@ -146,7 +148,7 @@ class Trials:
             self._next_plan(seconds)
         best = self.quickest
         spent = best < math.inf and self.cost(best) >= self._budget(best) and not self._owes_dense
-        if self._steps >= self._most or spent:
+        if self._steps >= self._most or (spent and not self._within):
             self.current = None
 
     def refuse(self) -> None:
@@ -155,6 +157,11 @@ class Trials:
             self.current = self._rounds.throw(_Refused())
         except StopIteration:
             self.current = None
+
+    @property
+    def ahead(self) -> int:
+        """How many steps ``current`` has from now on, whatever they take: none of them needs to wait for a decision."""
+        return max(1, min(self._row, self._most - self._steps))
 
     @property
     def quickest(self) -> float:
@@ -171,17 +178,7 @@ class Trials:
 
         If no plan without compression had a step, its time is that of the dense steps before the trials.
         """
-        order = sorted((one for one in self._tried if one.times), key=lambda one: (one.out, one.seconds))
-        found = [one.result() for one in order]
-        if not found:
-            return []
-        dense = next(one.plan for one in self._tried if not compresses(one.plan))
-        watched = Trial(dense, self._spent.dense, 0.0, self._spent.steps)
-        best, plain = found[0], next((one for one in found if not compresses(one.plan)), watched)
-        noise = min(math.hypot(plain.uncertain, best.uncertain), _TOLERATED * best.seconds)
-        if plain.seconds - best.seconds <= noise:
-            best = plain
-        return [best, *(one for one in found if one is not best)]
+        return _ranked(self._tried, self._spent)
 
     @property
     def times(self) -> dict[str, tuple[float, int]]:
@@ -202,10 +199,11 @@ class Trials:
         dense_first = sorted(self._fixed, key=lambda one: compresses(one.plan))
         smaller = [one for one in self._fixed if not one.times and self._payloads.may_be_quickest(one)]
         for one in (*smaller, *(dense_first if self._owes_dense else self._fixed)):
-            if (not one.times or self._payloads.would_tell(one)) and self._promises(one):
+            untried = not (one.times or one.refused)
+            if (untried or self._payloads.would_tell(one)) and self._promises(one):
                 yield from self._tries(one)
         for one in self._fixed:  # what is known of other pairs by now may speak for one that was left out
-            if not (one.times or one.first or one.refused) and self._promises(one):
+            if not (one.times or one.refused) and self._promises(one):
                 yield from self._tries(one)
         if self._fixed:
             yield from self._compare(_MODELLED)
@@ -339,7 +337,7 @@ class Trials:
         except _Refused:
             one.refused = True
         finally:
-            self.ahead = 1
+            self._row, self._within = 1, False
 
     def _steps_by(self, one: Tried) -> Generator[Plan, float, None]:
         """A step to prepare, and those that count; a plan that is far behind has one of these.
@@ -364,13 +362,35 @@ class Trials:
                 return
 
     def _long_turn(self, one: Tried) -> Generator[Plan, float, None]:
-        """Steps that need no decision between them, of a plan that is worth them all."""
-        best, settling = min(other.least for other in self._tried), 0 if self.current is one.plan else _SETTLING
+        """Steps that need no decision between them; but a new plan ends after those that do not count if it is slow."""
+        best, new = min(other.least for other in self._tried), not one.times
+        settling = 0 if self.current is one.plan else _SETTLING
         for step in range(settling + _LONG):
-            self.ahead = max(1, min(settling + _LONG - step, self._most - self._steps))
+            first = step < settling
+            self._row = settling - step if new and first else settling + _LONG - step
+            self._within = step not in (0, settling if new else 0)
             seconds = yield one.plan
-            one.excused = one.excused or (step < settling and not one.times and seconds > HOPELESS * best)
-            (one.first if step < settling else one.times).append(seconds)
+            too_long = new and first and seconds > _DISTURBED * best
+            one.excused = one.excused or too_long
+            if too_long and step + 1 == settling:
+                one.times.append(seconds)
+                return
+            (one.first if first else one.times).append(seconds)
+
+
+def _ranked(tried: Sequence[Tried], spent: Spent) -> list[Trial]:
+    """See ``Trials.results``."""
+    order = sorted((one for one in tried if one.times), key=lambda one: (one.out, one.seconds))
+    found = [one.result() for one in order]
+    if not found:
+        return []
+    dense = next(one.plan for one in tried if not compresses(one.plan))
+    watched = Trial(dense, spent.dense, 0.0, spent.steps)
+    best, plain = found[0], next((one for one in found if not compresses(one.plan)), watched)
+    noise = min(math.hypot(plain.uncertain, best.uncertain), _TOLERATED * best.seconds)
+    if plain.seconds - best.seconds <= noise:
+        best = plain
+    return [best, *(one for one in found if one is not best)]
 
 
 def _finalists(tried: list[Tried], payloads: PayloadCosts, pushed: bool) -> list[Tried]:

@@ -185,7 +185,10 @@ def _way_of(spec: str) -> Way:
     if kind in OWN:
         compressor = compressor or OWN[kind]
     elif kind in AVERAGING[1:] and compressor:
-        dense_steps = with_options(named)[1].get("dense_steps", 0)
+        _, options = with_options(named)
+        dense_steps = options.get("dense_steps", 0)
+        if options and plans(compressor):
+            raise ConfigError(f"--ways {spec!r}; expected a compressor: a plan says which tensors are dense")
     elif named not in AVERAGING or not compressor:
         raise ConfigError(
             f"--ways {spec!r}; expected {', '.join(AVERAGING)} with a method after a colon, or one of "

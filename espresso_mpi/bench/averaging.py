@@ -98,6 +98,8 @@ class Averaged:
         self._gloo: _Gloo | None = None
         named, _, method = spec.partition(":")
         way, options = with_options(named)
+        if options and way in ("gloo", "alone"):
+            raise ConfigError(f"{spec!r}: options of a session, which {way} has none of")
         if way == "gloo":
             self._gloo = _Gloo(comm, method, model, gloo, dense)
             self.run = self._gloo.run

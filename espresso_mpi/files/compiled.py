@@ -42,11 +42,19 @@ def compiled(function: Callable[..., Any], **options: Any) -> Any:
 
 
 def is_compiled(function: Any) -> bool:
-    """Whether what ``compiled`` returned was compiled in this process, or by another one that left it on disk."""
+    """Whether what ``compiled`` returned was compiled in this process, or for this processor by one that kept it."""
     if getattr(function, "overloads", True):  # without numba, all is Python
         return True
     files = getattr(function._cache, "_cache_file", None)  # none where no directory can be written
-    return files is not None and bool(files._load_index())
+    if files is None:
+        return False
+    try:
+        processor = function.targetctx.codegen().magic_tuple()
+        return any(
+            key[1] == processor and Path(files._data_path(name)).exists() for key, name in files._load_index().items()
+        )
+    except Exception:  # what another process is writing, or an index of another version of numba
+        return False
 
 
 def _without_literals(dispatcher: Any) -> Any:

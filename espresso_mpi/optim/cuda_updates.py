@@ -1,7 +1,8 @@
 """The formulas of optimizers as CUDA kernels: one launch reads each array once, and writes in place.
 
-Imported when an optimizer first has arrays on a GPU. A product may be fused with a sum, so parameters on a GPU differ
-from those of a rank without one in their last bits: all ranks of a model compute on the same kind of device.
+Imported when an optimizer first has arrays on a GPU. A product may be fused with a sum, as the compiler for
+this GPU likes, so results differ in their last bits from those of the CPU and perhaps of other GPUs: all ranks of a
+model have to compute on the same model of GPU, with the same version of CUDA.
 """
 
 from __future__ import annotations

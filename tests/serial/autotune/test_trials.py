@@ -516,3 +516,35 @@ def test_the_model_is_asked_if_what_it_compiles_fits_into_half_of_the_budget(com
     while not trials.ended:
         trials.step_ended(0.1)
     assert len(calls) == asked
+
+
+def test_a_smaller_plan_that_is_far_too_long_has_two_steps():
+    steps, best = after_held_steps(held=2.5)
+    assert steps[:2] == [("small", True)] * 2 and steps.count(("small", True)) == 2 and best == ("large", True)
+
+
+def test_a_smaller_plan_that_is_refused_is_not_tried_again():
+    plans = [*both_ways("small", "large"), candidate("dense", DENSE)]
+    nbytes = {plan.digest: n for plan, n in zip(plans, (1, 1, 2, 2, 9))}
+    spent = Spent(6.0, 6, known={plans[3].digest: ([1.0], [1.0] * 5)})
+    trials, refused = Trials(plans, 100, spent=spent, payload_bytes=nbytes), 0
+    while not trials.ended:
+        if trials.current.digest == plans[1].digest:
+            refused += 1
+            trials.refuse()
+        else:
+            trials.step_ended(1.0)
+    assert refused == 1
+
+
+def test_a_budget_that_is_spent_within_a_row_ends_the_trials_after_it():
+    """Its steps have run, so their times count."""
+    plans = [candidate("a"), candidate("b"), candidate("dense", DENSE)]
+    trials, ahead, known = Trials(plans, 100, budget=lambda step: 3.0), 1, {"a": 1.0, "b": 1.01, "dense": 1.02}
+    while ahead == 1:
+        trials.step_ended(known[name_of(trials.current)])
+        ahead = trials.ahead
+    for left in range(ahead, 0, -1):
+        assert trials.ahead == left and not trials.ended
+        trials.step_ended(9.0)
+    assert trials.ended and trials.cost(1.0) > 8.0 * ahead

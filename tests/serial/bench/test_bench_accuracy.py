@@ -93,7 +93,9 @@ def test_ways_are_read_and_wrong_ones_refused():
     ]  # fmt: skip
     (partly,) = accuracy_runs.ways_of("sync+dense_steps=9+dense=head*|embed*:onebit")
     assert (partly.kind, partly.compressor, partly.dense_steps) == ("sync", "onebit", 9)
-    for wrong in ("", "gradsync+dense_steps=x:int8", "gradsync+dense=:int8", "gloo+dense_steps=9:fp16", "gloo:int8", "gradsync", "adamw", "gradsync:int9", "onebit-adam:int9", "ef21:auto",
+    for wrong in ("", "gradsync+dense_steps=x:int8", "gradsync+dense=:int8", "gloo+dense_steps=9:fp16",
+                  "push+dense_steps=9:auto", "gloo:int8", "gradsync", "adamw", "gradsync:int9", "onebit-adam:int9",
+                  "ef21:auto",
                   "gradsync+every=3:int8", "diloco+warmup=3", "onebit-adam+lr=1", "diloco+every",
                   "clan+eps=1"):  # fmt: skip
         with pytest.raises(ConfigError, match=r"expected|torch has|known|names none"):
