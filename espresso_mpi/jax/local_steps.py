@@ -1,4 +1,4 @@
-"""DiLoCo for optax: local steps of any optimizer, then an outer step along the mean of what they led to.
+"""DiLoCo and SparseLoCo for optax: local steps of any optimizer, then an outer step along the mean of what they led to.
 
 The state holds the anchor, as that of ``zero_one_adam``. May import: JAX and the package.
 """
