@@ -52,8 +52,9 @@ class Advice:
 
 
 def kind_of(spec: str) -> str:
-    """The method of a spec."""
-    return spec.partition(":")[0]
+    """The method of a spec; ``eden`` in one bit is ``drive``."""
+    name, _, parameters = spec.partition(":")
+    return "drive" if name == "eden" and "bits=1" in parameters.split(",") else name
 
 
 def warn_of(what: str, optimizer: str, instead: str, more: str = "") -> None:

@@ -192,11 +192,13 @@ def test_without_feedback_nothing_is_kept(world, open_session):
 # --- advice -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", ["onebit", "int2", "int8", "small tensors", "told", "momenta", "adam", "plan"])
+@pytest.mark.parametrize(
+    "case", ["onebit", "int2", "eden:bits=1", "eden", "int8", "small tensors", "told", "momenta", "adam", "plan"]
+)
 def test_a_loop_with_a_compressor_that_does_not_train_under_adamw_is_told_once(world, open_session, caplog, case):
     small = 20_000 if case == "small tensors" else 0
     plan = Plan(default=Strategy("onebit", "flat-allgather")) if case == "plan" else None
-    compressor = {"int2": "int2", "int8": "int8", "plan": "none"}.get(case, "onebit")
+    compressor = "none" if case == "plan" else case if case in ("int2", "eden:bits=1", "eden", "int8") else "onebit"
     session = open_session(compressor=compressor, min_bytes=small, plan=plan)
     params = {"w": np.ones(4000, np.float32)}
     if case in ("told", "adam"):
@@ -206,5 +208,7 @@ def test_a_loop_with_a_compressor_that_does_not_train_under_adamw_is_told_once(w
         step({"w": np.ones_like(params["w"])})
         session.push("w", np.ones_like(params["w"])).wait()
     found = [text for record in caplog.records if "1 % above" in (text := record.getMessage())]
-    assert len(found) == (case in ("onebit", "int2", "adam", "plan") and world.rank == 0 < world.size - 1)
+    assert len(found) == (
+        case in ("onebit", "int2", "eden:bits=1", "adam", "plan") and world.rank == 0 < world.size - 1
+    )
     assert all("AdamW" in text and ("MomentumSGD" in text) == (case in ("onebit", "plan")) for text in found)
