@@ -33,8 +33,8 @@ _LONGEST_PAUSE = 16
 """Steps of a pause after which it is seen anew how long steps take: as many as a session remembers."""
 
 _SETTLING, _LONG = 2, 3
-"""Steps of a turn that do not count, and those that do, of a plan that had a turn before. After a change, steps take 20
-to 60 % longer at first where ranks share cores, and 10 % in the second one."""
+"""Steps of a turn that do not count, and those that do, of a plan that had a turn before, or should be the quickest.
+After a change, the first step takes up to 60 % longer where ranks share cores, and the second one some percent."""
 
 _DISTURBED = 2.0
 """How many times as long other work may make a step: one that is still longer has another reason."""
