@@ -37,10 +37,10 @@ POOR_UNDER_ADAM = (
     "onebit", "onebit_sgd", "signsgd", "signum", "topk", "topk_sampled", "topk_chunked", "threshold", "randomk", "dgc",
     "count_sketch", "topk_in_chunks", "dct_topk", "powersgd", "acpsgd", "int2", "drive",
 )  # fmt: skip
-"""Compressors of gradients whose loss stays more than 1 % above that of fp32 under optimizers that divide by the root
-of the second moment. Measured under AdamW (docs/time-to-accuracy.md, docs/auto.md): ``onebit`` +10 to +22 %, ``topk``
-at 1 % +17 to +37 %, ``powersgd:rank=4`` +2 to +9 %, ``int2`` +1 to +4 %, ``drive`` +4 %. The others select or round in
-the same way.
+"""Compressors of gradients whose loss stays clearly more than 1 % above that of fp32 under optimizers that divide by
+the root of the second moment. Measured under AdamW (docs/time-to-accuracy.md, docs/auto.md): ``onebit`` +10 to +22 %,
+``topk`` at 1 % +17 to +37 %, ``powersgd:rank=4`` +2 to +9 %, ``int2`` +1 to +4 %, ``drive`` +4 %. The others select or
+round in the same way.
 """
 
 POOR_UNDER_MOMENTUM = (
