@@ -24,18 +24,13 @@ class Flat(NamedTuple):
     itemsize: int
 
 
-class _CallersStream(device.OwnStream):
-    """Its kernels and copies go to one stream, which the caller made and orders."""
+@lru_cache(64)
+def _stream(number: int) -> device.OwnStream:
+    """One stream for all, which the caller made and orders."""
+    from numba import cuda
 
-    def __init__(self, number: int) -> None:  # none of the streams that a session makes
-        from numba import cuda
-
-        stream = cuda.stream() if device.simulated() else cuda.external_stream(number)
-        self.kernels = self.out = self.into = device.Queue(stream, number)
-        self.memory = {}
-
-
-_stream = lru_cache(64)(_CallersStream)
+    stream = cuda.stream() if device.simulated() else cuda.external_stream(number)
+    return device.OwnStream(device.Queue(stream, number))
 
 
 @contextmanager

@@ -119,11 +119,12 @@ class OwnStream:
     """A non-blocking stream of a session on the current GPU, with the scratch memory of the kernels on it.
 
     It has the highest priority: its kernels are short, and other ranks wait for them. Two more streams copy messages
-    out and in meanwhile.
+    out and in meanwhile. With ``queue``, all goes to this stream of the caller's.
     """
 
-    def __init__(self) -> None:
-        self.kernels, self.out, self.into = _new_stream(), _new_stream(), _new_stream()
+    def __init__(self, queue: Queue | None = None) -> None:
+        made = [queue or _new_stream() for _ in range(3)]
+        self.kernels, self.out, self.into = made
         self.memory: dict[Any, Any] = {}
         self._cuts: Any = None
         self._read, self._known = np.zeros(1, np.int64), 0

@@ -51,7 +51,7 @@ _PATIENCE = 10.0
 """Times the timeout that ranks wait for rank 0 to plan: the planner's kernels may have to be compiled first."""
 
 _COMPILING = 30.0
-"""Seconds about for which the planner's kernels compile: 10 to 38 were measured on 2 cores."""
+"""Seconds about for which the planner's kernels compile: 10 to 44 were measured on 2 cores."""
 
 
 @dataclass(frozen=True)

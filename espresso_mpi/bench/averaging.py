@@ -99,7 +99,7 @@ class Averaged:
         named, _, method = spec.partition(":")
         way, options = with_options(named)
         if options and way in ("gloo", "alone"):
-            raise ConfigError(f"{spec!r}: options of a session, which {way} has none of")
+            raise ConfigError(f"{spec!r}: {way} has no session; expected {way} without options")
         if way == "gloo":
             self._gloo = _Gloo(comm, method, model, gloo, dense)
             self.run = self._gloo.run

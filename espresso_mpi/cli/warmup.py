@@ -52,14 +52,14 @@ def _compile(specs: Sequence[str]) -> None:
             for _ in range(2):  # a small call that is made again is a kernel of its own
                 session.sync(np.ones(1000, np.float32))
     if world.rank == 0:
-        _plan_once()
+        compile_planner()
         print(
             f"kernels of {len(specs)} compressors and of the planner are on disk: {time.perf_counter() - start:.1f} s"
         )
 
 
-def _plan_once() -> None:
-    """Let the planner compile its kernels, by a small plan."""
+def compile_planner() -> None:
+    """Compile the kernels of the planner, by a small plan."""
     from espresso_mpi.planner import TESTBEDS, model_workload, plan
 
     plan(model_workload("lstm"), TESTBEDS["pcie-25g"].profile(), ["fp16", "int8"])

@@ -1,8 +1,8 @@
 """The formulas of optimizers as CUDA kernels: one launch reads each array once, and writes in place.
 
-Imported when an optimizer first has arrays on a GPU. A product may be fused with a sum, as the compiler for
-this GPU likes, so results differ in their last bits from those of the CPU and perhaps of other GPUs: all ranks of a
-model have to compute on the same model of GPU, with the same version of CUDA.
+Imported when an optimizer first has arrays on a GPU. The GPU compiler may fuse products with sums, so results differ in
+their last bits from those of the CPU, and perhaps of other GPUs: all ranks of a job must use the same type of GPU and
+version of CUDA.
 """
 
 from __future__ import annotations
@@ -47,11 +47,7 @@ def _of(arrays: int, numbers: int) -> Callable[[Any], gpu.Kernel]:
     return decorate
 
 
-@cuda.jit(device=True)
-def _clip(value, low, high):  # type: ignore[no-untyped-def]
-    if value > high:
-        return high
-    return low if value < low else value  # NaN stays
+_clip = cuda.jit(device=True)(formulas.clip)
 
 
 def _element(make: Callable[..., Any], *functions: Any) -> Any:

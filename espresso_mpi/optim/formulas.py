@@ -12,6 +12,13 @@ from collections.abc import Callable
 from typing import Any
 
 
+def clip(value, low, high):  # type: ignore[no-untyped-def]
+    """A value, limited to a range: for kernels. NaN stays."""
+    if value > high:
+        return high
+    return low if value < low else value
+
+
 def adam(sqrt: Callable[[Any], Any]) -> Callable[..., Any]:
     """AdamW (Loshchilov and Hutter, 2019): new x, m and v from a gradient.
 

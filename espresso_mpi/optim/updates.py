@@ -15,6 +15,7 @@ from ..compressors.kernels.cpu import host
 from .formulas import (
     adam,
     along,
+    clip,
     decayed_momentum,
     from_anchor,
     frozen_adam,
@@ -33,13 +34,7 @@ from .tensors import NumPy, Torch
 # --- kernels ----------------------------------------------------------------------------------------------------------
 
 
-@host.inlined
-def _clip(value, low, high):  # type: ignore[no-untyped-def]
-    if value > high:
-        return high
-    return low if value < low else value  # NaN stays
-
-
+_clip = host.inlined(clip)
 _adam, _momentum, _progress, _outer = (host.inlined(make(np.sqrt)) for make in (adam, momentum, progress, outer))
 _frozen, _local, _from_anchor = (host.inlined(make(np.sqrt, _clip)) for make in (frozen_adam, local_adam, from_anchor))
 _decayed, _sgd, _mean_momentum = (host.inlined(make(np.sqrt)) for make in (decayed_momentum, sgd, mean_momentum))
