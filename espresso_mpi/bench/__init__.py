@@ -6,7 +6,7 @@ Suites, each with the modules that belong to it:
 - ``tensors``: all gradients of a network in one ``sync``.
 - ``overlap``, ``deep``: gradients that travel during the backward pass of a deep model.
 - ``scaling``: sizes of arrays and numbers of ranks.
-- ``routes``: every named route.
+- ``routes``, ``gradient_inputs``: every named route, with normal values or the gradients of a training.
 - ``collectives``, ``collective_cases``, ``collective_tables``, ``compressed_cases``: all collectives, dense and
   compressed.
 - ``compressors``, ``compressor_tables``, ``memory``: time and memory traffic of every method.

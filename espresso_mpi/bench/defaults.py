@@ -33,6 +33,7 @@ class Routes:
     sizes = "1MiB,64MiB"
     compressors = "none,fp16,bf16,int8,int4,onebit,topk:ratio=0.01,randomk:ratio=0.01,powersgd"
     repeats = 20
+    data = "normal"
 
 
 class Tensors:

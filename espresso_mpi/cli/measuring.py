@@ -93,6 +93,14 @@ def routes(
     compressors: Compressors = defaults.Routes.compressors,
     repeats: Repeats = defaults.Routes.repeats,
     seconds: Seconds = None,
+    data: Annotated[
+        str,
+        typer.Option(
+            metavar="KIND",
+            help="normal: the same values in each call; gradients: those of a GPT in training, and the error of their "
+            "sum (needs PyTorch).",
+        ),
+    ] = defaults.Routes.data,
     json: JsonOut = None,
 ) -> None:
     """Time one array by every named route, compressor by compressor; the session's choice of routes follows from it.
@@ -101,7 +109,7 @@ def routes(
     """
     from espresso_mpi.bench import routes
 
-    routes.main(sizes=sizes, compressors=compressors, repeats=repeats, seconds=seconds, json=json)
+    routes.main(sizes=sizes, compressors=compressors, repeats=repeats, seconds=seconds, data=data, json=json)
 
 
 @bench.command()

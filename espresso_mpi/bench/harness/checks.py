@@ -44,6 +44,10 @@ class Inputs:
         for name, x in self.mine.items():
             arrays[name][...] = x
 
+    def error(self) -> float | None:
+        """Of all results so far; None: it is not measured."""
+        return None
+
 
 # --- checks -----------------------------------------------------------------------------------------------------------
 

@@ -80,6 +80,22 @@ def test_routes_take_turns_and_the_default_is_one_of_them(world, folder):
         assert len(json.loads((folder / "routes.json").read_text())["rows"]) == len(rows)
 
 
+def test_routes_carry_the_gradients_of_a_training(world, folder):
+    """The sum of dense results is that of the means; feedback brings the rest of a compressed one later."""
+    pytest.importorskip("torch")
+    path = folder / "routes.json"
+    rows = routes.main(sizes="64KiB", compressors="none,int8,onebit", repeats=6, data="gradients", json=path)
+    errors = {row.route + ":" + row.method: row.error for row in rows}
+    assert errors["flat:none"] < 1e-6
+    assert all(1e-6 < error < 0.02 for name, error in errors.items() if "int8" in name)
+    assert all(0.05 < error < 1 for name, error in errors.items() if "onebit" in name)
+    assert all(row.wrong is None for row in rows)
+    if world.rank == 0:
+        assert json.loads(path.read_text())["data"] == "gradients"
+    with pytest.raises(ConfigError, match="expected normal or gradients"):
+        routes.main(data="grads")
+
+
 def test_sync_writes_traces(world, folder):
     sync.main(sizes="64KiB", compressors="none,onebit", repeats=1, trace=folder / "step.json")
     if world.rank == 0:
