@@ -32,6 +32,7 @@ class NextRun:
 
     Attributes:
         kept: what was written last as ``Chosen.tried``; empty before.
+        paused: whether the log says that the trials pause.
     """
 
     def __init__(
@@ -40,9 +41,16 @@ class NextRun:
         self._transport, self._tuning = transport, tuning
         self._options, self._fidelity = options, fidelity
         self.kept: Mapping[str, tuple[float, int]] = {}
+        self.paused = False
 
-    def keep(self, trials: Trials, workload: Workload) -> None:
-        """Write the quickest plan so far, if there are new times."""
+    def pausing(self, trials: Trials, workload: Workload) -> None:
+        """Say in the log that the trials pause, and write the quickest plan so far, if there are new times."""
+        if not self.paused and self._transport.rank == 0:
+            _LOG.info(
+                "planning pauses: the session follows the quickest plan so far, and goes on with trials while planning "
+                "costs %.3g %% of the time; the log says when it has ended", 100 * self._tuning.share,
+            )  # fmt: skip
+        self.paused = True
         if self._tuning.plan_file is not None and (tried := trials.times) != self.kept:
             self.kept = tried
             self.write(self.chosen(trials.results()[0], workload, tried))

@@ -263,7 +263,7 @@ class Tuner:
             if trials.current is not self._options().plan:
                 self._adopt(trials.current)
             if trials.pause:
-                self._next_run.keep(trials, self._workload)
+                self._next_run.pausing(trials, self._workload)
 
     def _modelled(self, workload: Workload, tuning: Tuning, dropped: tuple[str, ...]) -> More:
         """Measure the cluster, and make plans by the model; none where it fails. Collective."""

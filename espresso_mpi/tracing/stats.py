@@ -47,3 +47,23 @@ class Stats:
     def wire_bytes(self) -> int:
         """Bytes sent to other ranks, on all levels."""
         return sum(self.bytes_by_level.values())
+
+    def __str__(self) -> str:
+        """Some lines without those of the tensors, as ``print`` shows them; ``repr`` has all fields.
+
+        Example:
+            >>> print(Stats(8, 0.5, {"agree": 0.1, "wire": 0.4}, {"intra": 0, "inter": 2_500_000}, {}))
+            8 calls of sync, 0.500 s in sync and wait
+            seconds: agree 0.100, wire 0.400
+            sent: 0.0 MB inside the node, 2.5 MB between nodes
+        """
+        inside, between = (self.bytes_by_level.get(level, 0) / 1e6 for level in ("intra", "inter"))
+        lines = [
+            f"{self.steps} calls of sync, {self.seconds:.3f} s in sync and wait",
+            f"seconds: {', '.join(f'{kind} {seconds:.3f}' for kind, seconds in self.seconds_by.items())}",
+            f"sent: {inside:.1f} MB inside the node, {between:.1f} MB between nodes",
+        ]
+        if self.saturated or self.skipped or self.skipped_calls:
+            skipped = sum(self.skipped.values())
+            lines.append(f"cut: {self.saturated} values; skipped: {skipped} tensors, {self.skipped_calls} calls")
+        return "\n".join(lines)

@@ -44,6 +44,7 @@ RANKS = {
     "test_bench_train": (2,),
     "test_bench_validate": (2,),
     "test_frameworks": (2,),
+    "test_jax_adapter": (2,),  # each rank compiles the same programs
     "test_lifetime": (2,),
     "test_optim": (2,),
     "test_profiler": (2,),

@@ -157,15 +157,19 @@ def slow_steps(session, rank, steps):
 
 
 @pytest.mark.parametrize("share", [0.05, 1])
-def test_a_slow_network_is_watched_by_compressed_steps_and_trials_pause(world, open_session, monkeypatch, share):
+def test_a_slow_network_is_watched_by_compressed_steps_and_trials_pause(
+    world, open_session, monkeypatch, caplog, share
+):
     if SIZE == 1:
         pytest.skip("alone there is nothing to choose")
     session, looks = open_session(plan="auto", tuning=Tuning(seconds=0.1, accuracy="fast", share=share)), []
     together = session._together
     monkeypatch.setattr(session._tuner, "_together", lambda name, run: looks.append(name) or together(name, run))
-    plans, spent = slow_steps(session, world.rank, 120)
+    with caplog.at_level("INFO", "espresso_mpi"):
+        plans, spent = slow_steps(session, world.rank, 120)
     bits = [round(32 * nbytes_by(plan) / nbytes_by(None)) for plan in plans]
     assert everyone(world, tuple(bits)) and everyone(world, session.plan.digest)
+    assert caplog.text.count("planning pauses") == (world.rank == 0 and share == 0.05)
     assert bits[0] == 32 and set(bits[1:5]) <= {8, 9} and set(bits[5:8]) <= {4, 5}, bits
     assert all(plan.held for plan in plans[1:5]), "what is watched is the backward pass alone"
     cost = np.cumsum([0, 0, 0, 0, 0, *(spent[5:] - spent.min())])
