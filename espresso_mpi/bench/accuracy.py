@@ -85,8 +85,8 @@ def main(
         return _priced(comm, curves, asked, (ways, seeds, repeats, tolerance), times, json, plot)
     settings = _settings(comm, asked)
     chosen, every_seed = (
-        ways_of(ways or usual_ways(settings.workload)),
-        numbers("--seeds", seeds or Defaults.seeds, int),
+        ways_of(usual_ways(settings.workload) if ways is None else ways),
+        numbers("--seeds", Defaults.seeds if seeds is None else seeds, int),
     )
     return _trained(comm, settings, [(way, seed) for seed in every_seed for way in chosen], tolerance, json, plot)
 
@@ -284,7 +284,7 @@ def _chosen(runs: Sequence[Run], ways: str | None, seeds: str | None) -> list[Ru
                 f"{', '.join(dict.fromkeys(run.way for run in runs))}"
             )
         found = [run for run in runs if run.way in names]
-    kept = set(numbers("--seeds", seeds, int)) if seeds else {run.seed for run in found}
+    kept = {run.seed for run in found} if seeds is None else set(numbers("--seeds", seeds, int))
     found = [run for run in found if run.seed in kept]
     if not found:
         raise ConfigError("--curves: holds no run that was asked for")

@@ -5,6 +5,7 @@ Nothing imports this file but suites that train with PyTorch, when they run.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -38,8 +39,15 @@ def open_groups() -> Any:
     """The process group of this library as the default one, if there is none yet, and gloo's of the same ranks.
 
     Collective.
+
+    Raises:
+        ConfigError: nothing says where the ranks meet.
     """
     if not distributed.is_initialized():
+        if "RANK" not in os.environ:
+            raise ConfigError(
+                "gloo: this process has no launcher; start it by `espresso-mpi run` or `espresso-mpi lab`"
+            )
         distributed.init_process_group(adapter.process_group.BACKEND)
     return distributed.new_group(backend="gloo", timeout=timedelta(minutes=10))
 

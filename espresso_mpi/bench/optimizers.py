@@ -141,7 +141,7 @@ def _methods(methods: str, without_feedback: str) -> list[Method]:
 
 
 def numbers(option: str, given: str, kind: Callable[[str], Any]) -> list[Any]:
-    """The numbers of a comma list, which are not negative.
+    """The numbers of a comma list, which are not negative, each once.
 
     Raises:
         ConfigError: there is something else in it.
@@ -152,7 +152,7 @@ def numbers(option: str, given: str, kind: Callable[[str], Any]) -> list[Any]:
         raise ConfigError(f"{option} {given!r}; expected numbers with commas between them") from None
     if not all(number >= 0 for number in found):
         raise ConfigError(f"{option} {given!r}; expected numbers that are not negative")
-    return found
+    return list(dict.fromkeys(found))
 
 
 # --- before the first run ---------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from jax import numpy as jnp
 
 from ..errors import ConfigError
 from ..optim.rules import GradientMeans
+from ..optim.zero_variance import LARGEST
 from ..session import Session
 from .primitive import Site, averaged
 
@@ -134,7 +135,8 @@ def typical_variances(variances: Any) -> Any:
     leaves, tree = jax.tree_util.tree_flatten(variances)
     exponents = [_total(jnp.where(v > 0, jnp.frexp(v)[1], 0)) for v in leaves]
     counts = [_total(v > 0) for v in leaves]
-    among_all = _typical(sum(counts, jnp.float32(0)), sum(exponents, jnp.float32(0)))
+    count, total = (sum(numbers, jnp.float32(0)) for numbers in (counts, exponents))
+    among_all = jnp.where(count > 0, _typical(count, total), 2.0**LARGEST)
     found = [jnp.where(n > 0, _typical(n, total), among_all) for n, total in zip(counts, exponents)]
     return jax.tree_util.tree_unflatten(tree, found)
 
@@ -147,7 +149,7 @@ def _total(values: Any) -> Any:
 
 
 def _typical(count: Any, total: Any) -> Any:
-    exponent = jnp.minimum(jnp.floor(total / jnp.maximum(count, 1)), 100)
+    exponent = jnp.minimum(jnp.floor(total / jnp.maximum(count, 1)), LARGEST)
     return jnp.where(count > 0, jnp.ldexp(jnp.float32(1), exponent.astype(jnp.int32)), 0)
 
 

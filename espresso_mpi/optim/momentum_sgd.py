@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -41,6 +41,11 @@ class MomentumRule(Rule[Counters]):
         super().__init__(session, Counters(0))
         self._warmup = count(self.owner, "warmup", warmup, 0)
         self._mean_gradients = GradientMeans(self.owner, session)
+
+    def _send(self, messages: Mapping[str, Any]) -> None:
+        """As of every rule."""
+        send = self._mean_gradients.fail if self.counters.steps < self._warmup else super()._send
+        send(messages)
 
     def step(self, slots: Sequence[Slot[SGDSettings]]) -> None:
         """Each rank adds its gradient to the momentum; the mean of these replaces it."""

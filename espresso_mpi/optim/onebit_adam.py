@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -33,7 +33,7 @@ def norms_between(second: float) -> int:
 
 def settled(before: Any, now: Any) -> Any:
     """Whether v has settled, from its norm 1/(1 - β₂) steps before and now; of numbers, or of arrays of JAX."""
-    return before >= SETTLED * now
+    return (now > 0) & (before >= SETTLED * now)  # without gradients nothing has settled
 
 
 def settled_everywhere(session: Session, here: bool) -> bool:
@@ -109,6 +109,11 @@ class OnebitRule(Rule[Counters]):
             s, (first, second) = slot.settings, slot.settings.betas
             numbers = (first, 1 - first, second, 1 - second, s.lr, *self._scales(s), s.eps, s.weight_decay, 0.0)
             ADAM(slot.tensor.library, (slot.tensor.array, slot.kept["m"], slot.kept["v"], slot.flat), numbers)
+
+    def _send(self, messages: Mapping[str, Any]) -> None:
+        """As of every rule."""
+        send = super()._send if self.counters.frozen_at else self._mean_gradients.fail
+        send(messages)
 
     def _compressed(self, slots: Sequence[Slot[AdamSettings]]) -> None:
         """Each rank adds its gradient to the momentum; the mean of these replaces it."""

@@ -126,6 +126,11 @@ class LambRule(Rule[Counters]):
             return 1.0
         return min(max(length / other, self._least), self._largest)
 
+    def _send(self, messages: Mapping[str, Any]) -> None:
+        """As of every rule."""
+        send = super()._send if self.counters.frozen_at else self._mean_gradients.fail
+        send(messages)
+
     def _compressed(self, slots: Sequence[Slot[AdamSettings]]) -> None:
         """Each rank adds its gradient to the momentum; the mean of these replaces it."""
         put_momenta(slots)

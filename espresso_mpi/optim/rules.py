@@ -12,14 +12,14 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Generic, NoReturn, TypeVar
 
 import msgspec
 import numpy as np
 
 from ..arrays import buffers
 from ..compressors import get
-from ..errors import NonFiniteError
+from ..errors import EspressoError, NonFiniteError
 from . import saved
 from .messages import check_session, wait_for
 from .settings import MOST, AdamSettings, number
@@ -90,6 +90,16 @@ class Slot(Generic[S]):
         self.flat[...] = 0 if self.gradient is None else self.gradient
 
 
+class Unusable:
+    """Stands for a message that this rank cannot make: the call that reads it fails on all ranks with this error."""
+
+    def __init__(self, error: EspressoError) -> None:
+        self._error = error
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise self._error
+
+
 class Rule(ABC, Generic[C]):
     """What an optimizer does with the parameters of one step.
 
@@ -130,6 +140,23 @@ class Rule(ABC, Generic[C]):
                 warm-up by a compressor, gradients travel one by one: residuals of the others have changed.
         """
 
+    def fail(self, names: Sequence[str], error: EspressoError) -> NoReturn:
+        """Take part in a step that this rank cannot take, so that all ranks get the error. Collective as ``step``.
+
+        Args:
+            names: of the parameters of the step.
+
+        Raises:
+            EspressoError: always: on every rank if the step sends something, else on this one.
+        """
+        if names:
+            self._send({name: Unusable(error) for name in names})
+        raise error
+
+    def _send(self, messages: Mapping[str, Any]) -> None:
+        """Make the calls of the next step, if it makes any."""
+        self._session.sync(messages)
+
     def holds(self, name: str) -> bool:
         """Whether a parameter has changes that the ranks have not synchronised."""
         return False
@@ -159,7 +186,7 @@ class Rule(ABC, Generic[C]):
 
     def _sync(self, slots: Sequence[Slot[Any]]) -> None:
         """Replace the messages by their means, by the compressor of the session."""
-        self._session.sync({slot.tensor.name: slot.message for slot in slots})
+        Rule._send(self, {slot.tensor.name: slot.message for slot in slots})
 
 
 class GradientMeans:
@@ -197,10 +224,16 @@ class GradientMeans:
         for slot in slots:
             self.require_finite(slot.tensor.name, slot.tensor.library.finite(slot.flat))
 
+    def fail(self, messages: Mapping[str, Unusable]) -> None:
+        """Make the calls of a step with errors in the place of messages. Collective."""
+        wait_for([self._started(name, message, "none") for name, message in messages.items()])
+
     def push(self, name: str, message: Any) -> Handle:
         """Start to replace a float32 array by its mean. Collective."""
         dense = self._session.stays_dense(name, math.prod(message.shape) * 4)
-        compressor = "none" if dense else self._compressor
+        return self._started(name, message, "none" if dense else self._compressor)
+
+    def _started(self, name: str, message: Any, compressor: str) -> Handle:
         feedback = "none" if compressor == "none" else "auto"
         handle: Handle = self._session.allreduce(
             message, name=f"{self._owner} {name}", compressor=compressor, feedback=feedback, blocking=False
@@ -280,19 +313,23 @@ class SynchronisedOptimizer:
 
         Raises:
             GradientError: the names or shapes are others than the parameters', or an array cannot be read.
-            EspressoError: as ``Session.sync``, on every rank, NonFiniteError among them. Nothing has been changed in
-                either case.
+            EspressoError: as ``Session.sync``, on every rank, a GradientError among them, and in steps that send
+                nothing on this rank. Nothing has been changed then.
         """
-        tensors = self._tensors()
-        values = matched(tensors, dict(buffers.flatten(grads)))
-        return self._updated(tensors, self._rule.step, values)
+        try:
+            tensors = self._tensors()
+            values = matched(tensors, dict(buffers.flatten(grads)))
+            slots = [self._slot(t, values.get(t.name)) for t in tensors if t.size]
+        except EspressoError as error:
+            self._rule.fail([name for name, message in self._messages.items() if math.prod(message.shape)], error)
+        return self._updated(tensors, slots, self._rule.step)
 
     def _tensors(self) -> list[Tensor]:
         return as_before(self._rule.owner, tensors_of(self._params), self._messages)
 
-    def _updated(self, tensors: Sequence[Tensor], update: Any, values: Mapping[str, Any]) -> Any:
+    def _updated(self, tensors: Sequence[Tensor], slots: Sequence[Slot[Any]], update: Any) -> Any:
         """The parameters after an update of all slots."""
-        update([self._slot(t, values.get(t.name)) for t in tensors if t.size])
+        update(slots)
         self._params = buffers.rebuild(self._params, [tensor.adopted for tensor in tensors])
         return self._params
 

@@ -27,7 +27,8 @@ def entries(owner: str, state: Any, expected: Iterable[str], part: str | None = 
     """
     saved = state.get(part) if part is not None and isinstance(state, Mapping) else state
     if not isinstance(saved, Mapping):
-        raise StateError(f"{owner}: the state is a {type(state).__name__}; pass what state_dict() returned")
+        got = "" if saved is state else f" of {part!r}"
+        raise StateError(f"{owner}: the state{got} is a {type(saved).__name__}; pass what state_dict() returned")
     names = set(expected)
     if set(saved) != names:
         raise StateError(f"{owner}: the state {difference(set(saved), names)}; load the state of this model")

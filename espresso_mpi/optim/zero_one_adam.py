@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -142,7 +142,7 @@ class ZeroOneRule(Rule[Counters]):
         late = with_new(now.late, slots, now.updates)
         if step == now.next_update:
             self._update_variance(slots, step, late)
-        elif step - now.synced_at < self._policy.interval(step):
+        elif self._is_local(step):
             typical = self._typical.of(slots, self.resting)
             for slot in slots:
                 self._move(slot, step, typical[slot.tensor.name])
@@ -150,6 +150,18 @@ class ZeroOneRule(Rule[Counters]):
         else:
             self._synchronise(slots, step)
             self.counters = replace(now, steps=step, synced_at=step, late=late)
+
+    def _is_local(self, step: int) -> bool:
+        """Whether a step that does not update the variance sends nothing."""
+        return bool(step - self.counters.synced_at < self._policy.interval(step))
+
+    def _send(self, messages: Mapping[str, Any]) -> None:
+        """As of every rule."""
+        step = self.counters.steps + 1
+        if step == self.counters.next_update:
+            self._mean_gradients.fail(messages)
+        elif not self._is_local(step):
+            super()._send(messages)
 
     def average(self, slots: Sequence[Slot[AdamSettings]]) -> None:
         """Synchronise now what local steps have changed. Collective."""
@@ -349,7 +361,8 @@ class ZeroOneAdam(SynchronisedOptimizer):
         Raises:
             EspressoError: as ``step``.
         """
-        return self._updated(self._tensors(), self._zero_one.average, {})
+        tensors = self._tensors()
+        return self._updated(tensors, [self._slot(t, None) for t in tensors if t.size], self._zero_one.average)
 
     @property
     def _zero_one(self) -> ZeroOneRule:

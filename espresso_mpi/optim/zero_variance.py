@@ -3,7 +3,8 @@
 A parameter whose gradient was zero in the whole warm-up has v = 0: the row of a token that had not come, a layer that
 was not trained. Its first gradient after that, or the noise of a compressor, would move it by η m/ε, a step that is
 millions of times too long. So v = 0 counts as a typical v: the geometric mean of the positive ones of the same
-parameter, or else of all. The papers do not treat this case; DeepSpeed asks for a mask of such parameters.
+parameter, or else of all. If none is positive, it counts as so large a v that nothing moves. The papers do not treat
+this case; DeepSpeed asks for a mask of such parameters.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ..compressors.kernels.cpu import host
 from .rules import Slot
 from .tensors import NumPy, Torch
 
-_LARGEST = 100
+LARGEST = 100
 """Exponent up to which a product with a correction of the bias is still a float32."""
 
 
@@ -35,11 +36,11 @@ def _exponents(bits):  # type: ignore[no-untyped-def]
 
 def typical(count: int, total: int) -> float:
     """The geometric mean of positive numbers, as a power of two: from integers, so that all ranks find the same."""
-    return 2.0 ** min(total // count, _LARGEST) if count else 0.0
+    return 2.0 ** min(total // count, LARGEST) if count else 0.0
 
 
 class TypicalVariances:
-    """What counts as v where v is zero, by name of the parameter; 0 where no v is zero, or none is positive."""
+    """What counts as v where v is zero, by name of the parameter; 0 where no v is zero."""
 
     def __init__(self) -> None:
         self._arrays: dict[str, Any] = {}
@@ -65,7 +66,7 @@ class TypicalVariances:
 def _typical_of(slots: Sequence[Slot[Any]], resting: Sequence[Slot[Any]]) -> dict[str, float]:
     counts = {slot.tensor.name: _counted(slot.tensor.library, slot.kept["v"]) for slot in slots}
     others = [_counted(slot.tensor.library, slot.kept["v"]) for slot in resting]
-    among_all = typical(*(sum(numbers) for numbers in zip((0, 0), *counts.values(), *others)))
+    among_all = typical(*(sum(numbers) for numbers in zip((0, 0), *counts.values(), *others))) or 2.0**LARGEST
     sizes = {slot.tensor.name: slot.tensor.size for slot in slots}
     return {
         name: 0.0 if count == sizes[name] else typical(count, total) or among_all

@@ -209,7 +209,7 @@ def _around(optimizers: Any, session: Session) -> tuple[list[torch.optim.Optimiz
 
 def _without_gpu(state: Any) -> Any:
     """A state of ``optim.DiLoCo`` whose tensors are on no GPU."""
-    tensors = state.get("tensors")
+    tensors = state.get("tensors") if isinstance(state, Mapping) else None
     if not isinstance(tensors, Mapping):
         return state
     host = {name: on_the_host(entry) for name, entry in tensors.items() if isinstance(entry, Mapping)}

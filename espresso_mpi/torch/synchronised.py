@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeVar
 import torch
 
 from ..arrays import buffers
-from ..errors import ConfigError, StateError
+from ..errors import ConfigError, EspressoError, StateError
 from ..optim.rules import KeptArray, Rule, Slot
 from ..optim.settings import AdamSettings, DeMoSettings, SGDSettings
 from ..optim.tensors import as_before, message_of, native, tensor_of
@@ -100,7 +100,8 @@ class SynchronisedOptimizer(torch.optim.Optimizer):
             The loss of the closure.
 
         Raises:
-            EspressoError: as ``Session.sync``, on every rank. Nothing has been changed then.
+            EspressoError: as ``Session.sync``, on every rank, also if a gradient or a group cannot be used on one; in
+                steps that send nothing, on this rank. Nothing has been changed then.
         """
         loss = None
         if closure is not None:
@@ -111,20 +112,15 @@ class SynchronisedOptimizer(torch.optim.Optimizer):
 
     def _update(self, update: Callable[[list[Slot[Any]]], None], held: bool = False) -> None:
         """Let the rule change all parameters; ``held``: those alone that have changes which are not synchronised."""
-        parameters, slots, resting = list[torch.Tensor](), list[Slot[Any]](), list[tuple[torch.Tensor, Any]]()
+        parameters, slots = list[torch.Tensor](), list[Slot[Any]]()
         counters = self._rule.counters
         try:
-            for parameter, name, settings in self._parameters():
-                holds = self._rule.holds(name)
-                if not parameter.numel() or not (holds or (parameter.requires_grad and not held)):
-                    resting += [(parameter, settings)] if self.state.get(parameter) else []
-                    continue
-                own = settings
-                if not parameter.requires_grad:  # frozen between local steps
-                    own = dataclasses.replace(settings, lr=0.0, weight_decay=0.0)
-                parameters.append(parameter)
-                slots.append(self._slot(parameter, own))
-            self._rule.resting = lambda: [self._slot(*one) for one in resting]
+            try:
+                self._gather(parameters, slots, held)
+            except EspressoError as error:
+                if held:
+                    raise
+                self._rule.fail([name for parameter, name in self._names.items() if self._moves(parameter)], error)
             update(slots)
         except BaseException:
             for parameter, slot in zip(parameters, slots):
@@ -132,6 +128,25 @@ class SynchronisedOptimizer(torch.optim.Optimizer):
                     del self.state[parameter]
             raise
         buffers.rebuild(parameters, [slot.tensor.adopted for slot in slots])
+
+    def _gather(self, parameters: list[torch.Tensor], slots: list[Slot[Any]], held: bool) -> None:
+        """Add the parameters of an update, and their slots. What was added before an error stays."""
+        resting = list[tuple[torch.Tensor, Any]]()
+        for parameter, _, settings in self._parameters():
+            if not self._moves(parameter, held):
+                resting += [(parameter, settings)] if self.state.get(parameter) else []
+                continue
+            own = settings
+            if not parameter.requires_grad:  # frozen between local steps
+                own = dataclasses.replace(settings, lr=0.0, weight_decay=0.0)
+            parameters.append(parameter)
+            slots.append(self._slot(parameter, own))
+        self._rule.resting = lambda: [self._slot(*one) for one in resting]
+
+    def _moves(self, parameter: torch.Tensor, held: bool = False) -> bool:
+        """Whether a parameter takes part in an update."""
+        holds = self._rule.holds(self._names[parameter])
+        return bool(parameter.numel()) and (holds or (parameter.requires_grad and not held))
 
     def _parameters(self) -> Iterator[tuple[torch.Tensor, str, Any]]:
         """All parameters with their names and the settings of their groups."""

@@ -15,7 +15,7 @@ from optim_oracles import (
 )
 
 from espresso_mpi import optim
-from espresso_mpi.errors import NonFiniteError
+from espresso_mpi.errors import ConfigError, GradientError, NonFiniteError
 from espresso_mpi.optim import DiLoCo, OnebitAdam
 
 pytestmark = [pytest.mark.mpi, pytest.mark.timeout(300)]
@@ -93,6 +93,53 @@ def test_a_bad_gradient_of_one_rank_changes_nothing_on_any(world, open_session, 
     assert all(np.array_equal(params[n], before[n]) for n in SHAPES)
     adam.step(gradients(world.rank, 2))
     assert same_everywhere(world, params)
+
+
+UNUSABLE = {
+    "type": lambda grads: {**grads, "w": grads["w"].astype(np.int32)},
+    "shape": lambda grads: {**grads, "b": grads["b"][:5]},
+    "names": lambda grads: {"w": grads["w"]},
+}
+KINDS = {
+    "MomentumSGD": {"warmup": 2},
+    "OnebitAdam": {"warmup": 2},
+    "OnebitLamb": {"warmup": 2},
+    "ZeroOneAdam": {"warmup": 3},
+    "DeMo": {},
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_what_one_rank_cannot_use_is_the_error_of_all(world, open_session, name):
+    """In the warm-up and after it; nothing has changed, and the ranks take the next step together."""
+    params = start()
+    optimizer = getattr(optim, name)(params, open_session(compressor="onebit", min_bytes=0), **KINDS[name])
+    for step in range(6):
+        for wrong in UNUSABLE.values() if step in (1, 4) else ():
+            before, given = {n: p.copy() for n, p in params.items()}, gradients(world.rank, step)
+            with pytest.raises(GradientError):
+                optimizer.step(wrong(given) if world.rank == world.size - 1 else given)
+            assert all(np.array_equal(params[n], before[n]) for n in SHAPES)
+        optimizer.step(gradients(world.rank, step))
+    assert same_everywhere(world, params)
+
+
+def test_a_group_that_one_rank_cannot_use_is_the_error_of_all(world, open_session):
+    torch, adapter = pytest.importorskip("torch"), pytest.importorskip("espresso_mpi.torch")
+    params = {name: torch.nn.Parameter(torch.from_numpy(value)) for name, value in start().items()}
+    optimizer = adapter.OnebitAdam(list(params.items()), open_session(compressor="onebit", min_bytes=0), warmup=2)
+    for step in range(6):
+        for name, grad in gradients(world.rank, step).items():
+            params[name].grad = torch.from_numpy(grad)
+        if step in (0, 3):
+            before, rate = {n: p.detach().clone() for n, p in params.items()}, optimizer.param_groups[0]["lr"]
+            optimizer.param_groups[0]["lr"] = -1.0 if world.rank == world.size - 1 else rate
+            with pytest.raises(ConfigError, match="lr"):
+                optimizer.step()
+            optimizer.param_groups[0]["lr"] = rate
+            assert all(torch.equal(params[n], before[n]) for n in SHAPES)
+        optimizer.step()
+    assert same_everywhere(world, {name: p.detach().numpy() for name, p in params.items()})
 
 
 def test_a_bad_gradient_of_a_local_step_is_the_error_of_all_ranks_later(world, open_session):

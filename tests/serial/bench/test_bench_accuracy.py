@@ -11,6 +11,7 @@ from espresso_mpi.bench import accuracy, accuracy_runs, accuracy_tables, accurac
 from espresso_mpi.bench.accuracy_times import StepTime
 from espresso_mpi.bench.loss_curves import Point
 from espresso_mpi.bench.optimizer_ways import Phases
+from espresso_mpi.bench.optimizers import numbers
 from espresso_mpi.errors import ConfigError
 from espresso_mpi.files.output import write_rows
 
@@ -100,6 +101,10 @@ def test_ways_are_read_and_wrong_ones_refused():
                   "clan+eps=1"):  # fmt: skip
         with pytest.raises(ConfigError, match=r"expected|torch has|known|names none"):
             accuracy_runs.ways_of(wrong)
+    for none in ({"ways": ""}, {"seeds": ""}, {"seeds": "1,x"}):
+        with pytest.raises(ConfigError, match=r"names none|numbers with commas"):
+            accuracy.main(steps=2, comm=MPI.COMM_SELF, **none)
+    assert numbers("--seeds", "2,0,2", int) == [2, 0]
 
 
 def test_arguments_of_an_optimizer_make_its_run_and_the_short_one_that_is_timed():

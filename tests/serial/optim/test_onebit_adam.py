@@ -171,3 +171,21 @@ def test_bad_input(session):
         adam.load_state_dict({**adam.state_dict(), "rule": {"steps": 1, "frozen_at": 2, "norms": []}})
     with Session(nonfinite="skip") as skipping, pytest.raises(ConfigError, match="nonfinite='skip'"):
         OnebitAdam(start(), skipping)
+
+
+@pytest.mark.parametrize("name", ["OnebitAdam", "OnebitLamb", "ZeroOneAdam"])
+def test_a_warm_up_without_gradients_is_followed_by_no_step_that_is_too_long(session, name):
+    """No v is positive, so nothing says how long a step may be."""
+    params = start()
+    optimizer, before = getattr(optim, name)(params, session, lr=0.1, weight_decay=0, warmup=3), start()
+    for step in range(6):
+        optimizer.step({"w": np.full(SHAPE, 0.1 * (step > 2), np.float32)})
+    assert np.allclose(params["w"], before["w"], rtol=1e-3)
+
+
+def test_a_warm_up_without_gradients_does_not_end_by_itself(session):
+    params = start()
+    adam = OnebitAdam(params, session, betas=(0.9, 0.9), warmup="auto")
+    for step in range(85):
+        adam.step({"w": np.full(SHAPE, 0.1 * (step >= 30), np.float32)})
+        assert adam.frozen == (step + 1 >= 80)  # v is c (1 - 0.9ᵏ) after k gradients: 0.964 of that 20 steps later

@@ -322,7 +322,11 @@ def test_diloco_takes_schedulers_of_momenta_and_states_of_plain_tensors(session,
     rates = [group["lr"] for group in optimizer.param_groups]
     broken = copy.deepcopy(state)
     broken["diloco"]["steps"] = -1
-    for wrong, error in [(broken, StateError), ({**state, "local": [{}]}, KeyError)]:
+    for wrong, error in [
+        (broken, StateError),
+        ({**state, "local": [{}]}, KeyError),
+        ({**state, "diloco": 1}, StateError),
+    ]:
         with pytest.raises(error):
             optimizer.load_state_dict(wrong)
     assert [group["lr"] for group in optimizer.param_groups] == rates and optimizer.state_dict()["diloco"]["steps"] == 4
