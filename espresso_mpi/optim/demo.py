@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -17,16 +18,24 @@ if TYPE_CHECKING:
 
 
 def require_residuals(owner: str, session: Session) -> None:
-    """Refuse a session whose residuals are no momenta.
+    """Refuse a session whose residuals are no momenta, and warn of one that may have no β, or no momenta.
 
     Raises:
         ConfigError: it has no plain error feedback.
     """
+    if session.feedback.kind == "auto" and session.rank == 0:
+        _LOG.warning(
+            "%s: the session has feedback='auto': β is 1, and compressors without feedback leave no momentum; the paper "
+            "has feedback='plain:decay=0.999' with compressor='dct_topk'", owner,
+        )  # fmt: skip
     if session.feedback.kind not in ("auto", "plain"):
         raise ConfigError(
             f"{owner}: the session has feedback={str(session.feedback)!r}; expected 'plain:decay=0.999', whose "
             f"residuals are the momenta"
         )
+
+
+_LOG = logging.getLogger("espresso_mpi")
 
 
 @dataclass(frozen=True)
@@ -87,8 +96,8 @@ class DeMo(SynchronisedOptimizer):
     Args:
         params, lr, weight_decay: see ``rules.SynchronisedOptimizer``.
         session: a session with ``compressor="dct_topk:…"`` and ``feedback="plain:decay=0.999"``, the β of the paper.
-            With ``"auto"``, β is 1, and compressors without feedback have no momentum. Other kinds of feedback are a
-            ConfigError.
+            With ``"auto"``, β is 1, and compressors without feedback have no momentum, of which a warning tells. Other
+            kinds of feedback are a ConfigError.
         sign: step along the sign of q, as in the experiments of the paper. Otherwise step along q.
 
     Example:

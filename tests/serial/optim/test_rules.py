@@ -201,3 +201,10 @@ def test_demo_needs_residuals_for_its_momenta(feedback):
         pytest.raises(ConfigError, match=f"DeMo: .*feedback='{feedback}'.*decay=0.999"),
     ):
         optim.DeMo(start(), opened)
+
+
+def test_demo_warns_of_a_session_that_may_leave_no_momentum(caplog):
+    for feedback, warnings in [("plain:decay=0.999", 0), ("auto", 1)]:
+        with Session(compressor="dct_topk", feedback=feedback) as opened:
+            optim.DeMo(start(), opened)
+        assert caplog.text.count("leave no momentum") == warnings
