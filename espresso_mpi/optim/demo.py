@@ -25,8 +25,8 @@ def require_residuals(owner: str, session: Session) -> None:
     """
     if session.feedback.kind == "auto" and session.rank == 0:
         _LOG.warning(
-            "%s: the session has feedback='auto': β is 1, and compressors without feedback leave no momentum; the paper "
-            "has feedback='plain:decay=0.999' with compressor='dct_topk'", owner,
+            "%s: the session has feedback='auto': β is 1, and compressors without feedback leave no momentum; the "
+            "paper has feedback='plain:decay=0.999' with compressor='dct_topk'", owner,
         )  # fmt: skip
     if session.feedback.kind not in ("auto", "plain"):
         raise ConfigError(
