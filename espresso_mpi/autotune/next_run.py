@@ -47,8 +47,8 @@ class NextRun:
         """Say in the log that the trials pause, and write the quickest plan so far, if there are new times."""
         if not self.paused and self._transport.rank == 0:
             _LOG.info(
-                "planning pauses: the session follows the quickest plan so far, and goes on with trials while planning "
-                "costs %.3g %% of the time; the log says when it has ended", 100 * self._tuning.share,
+                "planning pauses: the session follows the quickest plan so far, and tries others as long as planning "
+                "costs at most %.3g %% of the time; the log says when it has ended", 100 * self._tuning.share,
             )  # fmt: skip
         self.paused = True
         if self._tuning.plan_file is not None and (tried := trials.times) != self.kept:

@@ -43,7 +43,8 @@ class Row(Timing):
         route: name of the route.
         ratio: seconds / the least of this method and size.
         default: whether a session takes this route by itself.
-        error: ‖Σ means − Σ results‖ / ‖Σ means‖ of all calls with gradients but the last; None for normal values.
+        error: ‖Σ means − Σ results‖ / ‖Σ means‖ of all calls with gradients but the last; None for normal values. Error
+            feedback makes it fall with the number of calls.
     """
 
     route: str

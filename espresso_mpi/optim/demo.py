@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from ..tuning import OptimizerRule
 
 
+_LOG = logging.getLogger("espresso_mpi")
+
+
 def require_residuals(owner: str, session: Session) -> None:
     """Refuse a session whose residuals are no momenta, and warn of one that may have no β, or no momenta.
 
@@ -33,9 +36,6 @@ def require_residuals(owner: str, session: Session) -> None:
             f"{owner}: the session has feedback={str(session.feedback)!r}; expected 'plain:decay=0.999', whose "
             f"residuals are the momenta"
         )
-
-
-_LOG = logging.getLogger("espresso_mpi")
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,8 @@ class DeMo(SynchronisedOptimizer):
     Args:
         params, lr, weight_decay: see ``rules.SynchronisedOptimizer``.
         session: a session with ``compressor="dct_topk:…"`` and ``feedback="plain:decay=0.999"``, the β of the paper.
-            With ``"auto"``, β is 1, and compressors without feedback have no momentum, of which a warning tells. Other
-            kinds of feedback are a ConfigError.
+            With ``"auto"``, β is 1, and compressors without feedback have no momentum; a warning says so. Other kinds
+            of feedback are a ConfigError.
         sign: step along the sign of q, as in the experiments of the paper. Otherwise step along q.
 
     Example:

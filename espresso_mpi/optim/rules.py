@@ -94,10 +94,10 @@ class Unusable:
     """Stands for a message that this rank cannot make: the call that reads it fails on all ranks with this error."""
 
     def __init__(self, error: EspressoError) -> None:
-        self._error = error
+        self._error, self._trace = error, error.__traceback__
 
     def __getattr__(self, name: str) -> NoReturn:
-        raise self._error
+        raise self._error.with_traceback(self._trace)  # of several calls, none adds to the text of the others
 
 
 class Rule(ABC, Generic[C]):
@@ -147,7 +147,8 @@ class Rule(ABC, Generic[C]):
             names: of the parameters of the step.
 
         Raises:
-            EspressoError: always: on every rank if the step sends something, else on this one.
+            EspressoError: always: on every rank if the step sends something, else on this rank alone, which must repeat
+                the step.
         """
         if names:
             self._send({name: Unusable(error) for name in names})
@@ -186,7 +187,8 @@ class Rule(ABC, Generic[C]):
 
     def _sync(self, slots: Sequence[Slot[Any]]) -> None:
         """Replace the messages by their means, by the compressor of the session."""
-        Rule._send(self, {slot.tensor.name: slot.message for slot in slots})
+        if slots:
+            Rule._send(self, {slot.tensor.name: slot.message for slot in slots})
 
 
 class GradientMeans:
@@ -313,8 +315,8 @@ class SynchronisedOptimizer:
 
         Raises:
             GradientError: the names or shapes are others than the parameters', or an array cannot be read.
-            EspressoError: as ``Session.sync``, on every rank, a GradientError among them, and in steps that send
-                nothing on this rank. Nothing has been changed then.
+            EspressoError: as ``Session.sync``. In a step that sends something, every rank raises it, also if only one
+                has unusable gradients; else this rank alone, which must repeat the step. Nothing has been changed then.
         """
         try:
             tensors = self._tensors()

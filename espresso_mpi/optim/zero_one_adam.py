@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import numpy as np
 
-from ..errors import ConfigError, NonFiniteError, StateError
+from ..errors import ConfigError, EspressoError, NonFiniteError, StateError
 from .late import Late, fill_past, with_new
-from .rules import Count, GradientMeans, KeptArray, Rule, Slot, SynchronisedOptimizer
+from .rules import Count, GradientMeans, KeptArray, Rule, Slot, SynchronisedOptimizer, Unusable
 from .settings import AdamSettings, count, update_clip_of
 from .updates import ADAM, FROM_ANCHOR, FROZEN_ADAM, LOCAL_ADAM, MEAN_MOMENTUM, MOMENTUM
 from .zero_variance import TypicalVariances
@@ -162,6 +162,12 @@ class ZeroOneRule(Rule[Counters]):
             self._mean_gradients.fail(messages)
         elif not self._is_local(step):
             super()._send(messages)
+
+    def fail_average(self, names: Sequence[str], error: EspressoError) -> NoReturn:
+        """As ``fail``, of an ``average``."""
+        if names and self.counters.synced_at < self.counters.steps:
+            super()._send({name: Unusable(error) for name in names})
+        raise error
 
     def average(self, slots: Sequence[Slot[AdamSettings]]) -> None:
         """Synchronise now what local steps have changed. Collective."""
@@ -361,8 +367,12 @@ class ZeroOneAdam(SynchronisedOptimizer):
         Raises:
             EspressoError: as ``step``.
         """
-        tensors = self._tensors()
-        return self._updated(tensors, [self._slot(t, None) for t in tensors if t.size], self._zero_one.average)
+        try:
+            tensors = self._tensors()
+            slots = [self._slot(t, None) for t in tensors if t.size]
+        except EspressoError as error:
+            self._zero_one.fail_average(list(self._messages), error)
+        return self._updated(tensors, slots, self._zero_one.average)
 
     @property
     def _zero_one(self) -> ZeroOneRule:

@@ -3,8 +3,8 @@
 A parameter whose gradient was zero in the whole warm-up has v = 0: the row of a token that had not come, a layer that
 was not trained. Its first gradient after that, or the noise of a compressor, would move it by η m/ε, a step that is
 millions of times too long. So v = 0 counts as a typical v: the geometric mean of the positive ones of the same
-parameter, or else of all. If none is positive, it counts as so large a v that nothing moves. The papers do not treat
-this case; DeepSpeed asks for a mask of such parameters.
+parameter, or else of all. If none is positive, it counts as so large a v that only weight decay moves parameters. The
+papers do not treat this case; DeepSpeed asks for a mask of such parameters.
 """
 
 from __future__ import annotations

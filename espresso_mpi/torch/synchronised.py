@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 import torch
 
@@ -87,7 +87,8 @@ class SynchronisedOptimizer(torch.optim.Optimizer):
     def _settings(self, group: Mapping[str, Any]) -> Any:
         """Checked settings of a parameter group, whose learning rate may be a tensor."""
         given = {field.name: group[field.name] for field in dataclasses.fields(self.settings)}
-        return self.settings.checked(self._rule.owner, **{**given, "lr": float(group["lr"])})
+        lr = group["lr"].item() if isinstance(group["lr"], torch.Tensor) else group["lr"]
+        return self.settings.checked(self._rule.owner, **{**given, "lr": lr})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -100,27 +101,34 @@ class SynchronisedOptimizer(torch.optim.Optimizer):
             The loss of the closure.
 
         Raises:
-            EspressoError: as ``Session.sync``, on every rank, also if a gradient or a group cannot be used on one; in
-                steps that send nothing, on this rank. Nothing has been changed then.
+            EspressoError: as ``Session.sync``. In a step that sends something, every rank raises it, also if only one
+                has an unusable gradient or group; else this rank alone, which must repeat the step. Nothing has been
+                changed then.
         """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._update(self._rule.step)
+        self._update(self._rule.step, self._rule.fail)
         return loss
 
-    def _update(self, update: Callable[[list[Slot[Any]]], None], held: bool = False) -> None:
-        """Let the rule change all parameters; ``held``: those alone that have changes which are not synchronised."""
+    def _update(
+        self, update: Callable[[list[Slot[Any]]], None], fail: Callable[[list[str], EspressoError], NoReturn],
+        held: bool = False,
+    ) -> None:  # fmt: skip
+        """Let the rule change all parameters.
+
+        Args:
+            fail: takes part in the update with an error; gets the names of the parameters.
+            held: change those alone that have changes which are not synchronised.
+        """
         parameters, slots = list[torch.Tensor](), list[Slot[Any]]()
         counters = self._rule.counters
         try:
             try:
                 self._gather(parameters, slots, held)
             except EspressoError as error:
-                if held:
-                    raise
-                self._rule.fail([name for parameter, name in self._names.items() if self._moves(parameter)], error)
+                fail(self._names_of_step(held), error)
             update(slots)
         except BaseException:
             for parameter, slot in zip(parameters, slots):
@@ -132,8 +140,8 @@ class SynchronisedOptimizer(torch.optim.Optimizer):
     def _gather(self, parameters: list[torch.Tensor], slots: list[Slot[Any]], held: bool) -> None:
         """Add the parameters of an update, and their slots. What was added before an error stays."""
         resting = list[tuple[torch.Tensor, Any]]()
-        for parameter, _, settings in self._parameters():
-            if not self._moves(parameter, held):
+        for parameter, name, settings in self._parameters():
+            if not self._moves(parameter, name, held):
                 resting += [(parameter, settings)] if self.state.get(parameter) else []
                 continue
             own = settings
@@ -143,10 +151,15 @@ class SynchronisedOptimizer(torch.optim.Optimizer):
             slots.append(self._slot(parameter, own))
         self._rule.resting = lambda: [self._slot(*one) for one in resting]
 
-    def _moves(self, parameter: torch.Tensor, held: bool = False) -> bool:
+    def _moves(self, parameter: torch.Tensor, name: str, held: bool) -> bool:
         """Whether a parameter takes part in an update."""
-        holds = self._rule.holds(self._names[parameter])
-        return bool(parameter.numel()) and (holds or (parameter.requires_grad and not held))
+        return bool(parameter.numel()) and (self._rule.holds(name) or (parameter.requires_grad and not held))
+
+    def _names_of_step(self, held: bool) -> list[str]:
+        """The names of the parameters that take part in an update, also if it cannot be made."""
+        given = [pair for number, group in enumerate(self.param_groups) for pair in names.of_group(number, group)]
+        known = [(self._names.get(parameter, name), parameter) for name, parameter in given]
+        return [name for name, parameter in known if self._moves(parameter, name, held)]
 
     def _parameters(self) -> Iterator[tuple[torch.Tensor, str, Any]]:
         """All parameters with their names and the settings of their groups."""

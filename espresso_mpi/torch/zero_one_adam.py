@@ -55,4 +55,4 @@ class ZeroOneAdam(SynchronisedOptimizer):
     @torch.no_grad()
     def average(self) -> None:
         """Synchronise what local steps have changed, so that all ranks have the same parameters. Collective."""
-        self._update(self._zero_one.average, held=True)
+        self._update(self._zero_one.average, self._zero_one.fail_average, held=True)

@@ -124,6 +124,37 @@ def test_what_one_rank_cannot_use_is_the_error_of_all(world, open_session, name)
     assert same_everywhere(world, params)
 
 
+@pytest.mark.parametrize("adapter", ["espresso_mpi.optim", "espresso_mpi.torch"])
+def test_an_average_that_one_rank_cannot_make_is_the_error_of_all(world, open_session, adapter):
+    given, wrong = start(), world.rank == world.size - 1
+    session = open_session(compressor="onebit", min_bytes=0)
+    if adapter == "espresso_mpi.torch":
+        torch, found = pytest.importorskip("torch"), pytest.importorskip(adapter)
+        params = {name: torch.nn.Parameter(torch.from_numpy(value)) for name, value in given.items()}
+        adam = found.ZeroOneAdam(list(params.items()), session, warmup=2, double_every=1, longest=4)
+    else:
+        adam = optim.ZeroOneAdam(given, session, warmup=2, double_every=1, longest=4)
+    for step in range(4):
+        if adapter == "espresso_mpi.torch":
+            for name, grad in gradients(world.rank, step).items():
+                params[name].grad = torch.from_numpy(grad)
+            adam.step()
+        else:
+            adam.step(gradients(world.rank, step))
+    kept = given["w"]
+    if adapter == "espresso_mpi.torch":
+        adam.param_groups[0]["lr"] = -1.0 if wrong else 1e-3
+    elif wrong:
+        given["w"] = np.zeros((3, 3), np.float32)
+    with pytest.raises((ConfigError, GradientError)):
+        adam.average()
+    given["w"] = kept
+    if adapter == "espresso_mpi.torch":
+        adam.param_groups[0]["lr"] = 1e-3
+    adam.average()
+    assert same_everywhere(world, given)
+
+
 def test_a_group_that_one_rank_cannot_use_is_the_error_of_all(world, open_session):
     torch, adapter = pytest.importorskip("torch"), pytest.importorskip("espresso_mpi.torch")
     params = {name: torch.nn.Parameter(torch.from_numpy(value)) for name, value in start().items()}
