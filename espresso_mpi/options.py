@@ -47,7 +47,7 @@ POOR_UNDER_MOMENTUM = (
     "onebit", "onebit_sgd", "topk", "topk_sampled", "topk_chunked", "threshold", "randomk", "count_sketch",
     "topk_in_chunks", "dct_topk", "powersgd", "acpsgd",
 )  # fmt: skip
-"""The same under SGD with momentum. Measured: ``onebit`` +6 to +24 %, ``topk`` at 1 % +7 to +21 %, ``powersgd:rank=4``
+"""The same under SGD with momentum. Measured: ``onebit`` +4 to +22 %, ``topk`` at 1 % +7 to +21 %, ``powersgd:rank=4``
 +1 to +4 %; ``int2`` 0 %. ``dgc`` and ``signum`` have a momentum of their own.
 """
 
