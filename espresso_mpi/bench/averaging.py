@@ -45,9 +45,7 @@ def open_groups() -> Any:
     """
     if not distributed.is_initialized():
         if "RANK" not in os.environ:
-            raise ConfigError(
-                "gloo: this process has no launcher; start it by `espresso-mpi run` or `espresso-mpi lab`"
-            )
+            raise ConfigError("gloo: this process has no launcher; start it by espresso-mpi run or espresso-mpi lab")
         distributed.init_process_group(adapter.process_group.BACKEND)
     return distributed.new_group(backend="gloo", timeout=timedelta(minutes=10))
 
