@@ -170,6 +170,16 @@ class Options:
         route = self.route or Route.parse(default_route(topology, compressed=True, summed=summed)).on(spec.device)
         return Strategy(self.compressor, route)
 
+    def plan_for(self, spec: TensorSpec) -> Plan | None:
+        """The plan that has a strategy for a tensor; None: it has the one without a plan.
+
+        A plan of ``plan="auto"`` may compress tensors that are not known yet. Small ones may be no gradients.
+        """
+        plan = self.plan
+        if plan is None or self.tuning is None or spec.name in plan.strategies or spec.nbytes >= self.min_bytes:
+            return plan
+        return None
+
     def _is_dense(self, spec: TensorSpec, topology: Topology) -> bool:
         """Whether a tensor is sent uncompressed in a session that compresses."""
         return topology.size == 1 or self.stays_dense(spec.name, spec.nbytes)

@@ -1,6 +1,7 @@
 """The choice of a plan while the training runs: ``plan="auto"``.
 
 - ``tuner``: does everything in order: it watches steps, measures the cluster, tries plans and chooses one.
+- ``first_steps``: decides whether the watched steps are compressed. It measures the network.
 - ``clock``: separates the training steps.
 - ``holding``: holds pushes back while steps are recorded.
 - ``profiler``: measures the cluster. It calls the measurements of ``profiling``.

@@ -41,9 +41,6 @@ _FEWEST = 3
 _WATCHED = 0.25
 """The share of the least budget after which no further steps are watched."""
 
-_WAITED = 0.05
-"""The share of the least budget that dense steps may wait for messages while they are watched."""
-
 
 @dataclass(frozen=True)
 class Tuned:
@@ -64,23 +61,26 @@ class Tuner:
         tuned: the last plan; None before there is any.
         trials: of the plans that are being tried; None: no trials are under way.
         fidelity: what is known of the harm that compressors do to the tensors.
+        first: how the watched steps travel.
     """
 
     def __init__(
         self, transport: Transport, tuning: Tuning, together: Callable[[str, Callable[[], Any]], Any],
         options: Callable[[], Options], adopt: Callable[[Plan | None], None],
     ) -> None:  # fmt: skip
+        from .first_steps import FirstSteps
+
         self._transport, self._tuning = transport, tuning
         self._together, self._options, self._adopt = together, options, adopt
         self.tuned: Tuned | None = None
         self.trials: Trials | None = None
         self.fidelity = Fidelity(tuning, options().feedback)
+        self.first = FirstSteps(transport, tuning, options, adopt)
         self._tensors: frozenset[TensorSpec] = frozenset()
         self._noted: RecordedStep | None = None
         self._workload: Workload
         self._roomy: set[str] = set()
         self._pushed = False
-        self._first_wait, self._shrinks = 0.0, 1.0
         self._earlier: EarlierRun | None = None
         self._next_run = NextRun(transport, tuning, options, self.fidelity)
         self._since = 0
@@ -102,8 +102,8 @@ class Tuner:
         """The earlier run, if its plan is followed."""
         return None if self._earlier is None or self._earlier.plan is None else self._earlier
 
-    def read(self) -> None:
-        """Read the plan of an earlier run, if a file for it is named. Collective.
+    def open(self) -> None:
+        """Read the plan of an earlier run, if a file for it is named; without one, measure the network. Collective.
 
         Raises:
             ConfigError: on every rank, see ``earlier_run.EarlierRun``.
@@ -112,6 +112,8 @@ class Tuner:
             from .earlier_run import EarlierRun
 
             self._earlier = EarlierRun(self._transport, self._tuning, self._options, self._adopt, self.fidelity)
+        if self._earlier is None or self._earlier.waiting is None:
+            self._together("watch", self.first.open)
 
     def begin(self) -> None:
         """Follow the plan that was read, before the first step. Collective if there is one."""
@@ -174,7 +176,7 @@ class Tuner:
             elif tuned is None:
                 count = clock.count - self._since
                 if count == 1:
-                    self._together("watch", lambda: self._compress_if_slow(clock))
+                    self._together("watch", lambda: self._first_ended(clock))
                 watched = count - max(1, tuning.skip)
                 if watched >= tuning.steps:
                     self._together("plan", lambda: self._plan(clock, watched))
@@ -186,25 +188,10 @@ class Tuner:
             if self._transport.rank == 0:
                 _LOG.warning("%s; training goes on as before", error)
 
-    def _compress_if_slow(self, clock: StepClock) -> None:
-        """Watch steps that are compressed if dense ones would wait long for messages. Collective.
-
-        What is watched are gradients, and when they are ready. Both are the same whatever travels. The rank that came
-        last waited for messages alone, if its gradients are not computed by a GPU meanwhile.
-        """
-        from . import autoplan
-
-        transport, tuning = self._transport, self._tuning
-        waited = float(floats(transport, clock.wait).min())
-        to_come = max(1, tuning.skip) - 1 + tuning.steps
-        if waited * to_come < _WAITED * tuning.budget_for(0.0):
-            return
-        way = autoplan.accurate_way(transport.topology, self._options(), tuning, clock.specs, clock.pushed)
-        digests = floats(transport, 0.0 if way is None else float(int(way.plan.digest[:12], 16)))
-        if way is None or digests.min() != digests.max():  # a call may have failed on one rank
-            return
-        self._first_wait, self._shrinks, self._pushed = waited, way.shrinks, clock.pushed
-        self._adopt(way.plan)
+    def _first_ended(self, clock: StepClock) -> None:
+        """Choose how the other steps travel that are watched. Collective."""
+        self._pushed = clock.pushed
+        self.first.ended(clock)
 
     def _plan_if_long(self, clock: StepClock, watched: int) -> None:
         """Plan at once if the steps take so long that watching more of them would cost much. Collective."""
@@ -290,7 +277,7 @@ class Tuner:
         before, measuring = map(float, floats(self._transport, clock.seconds, measuring).max(axis=0))
         count = int(floats(self._transport, len(alike)).min())  # a rank may have failed in a step of its own
         each = floats(self._transport, *(step.seconds for step in alike[-count:])).max(axis=0).tolist()
-        elapsed = before + measuring + self._first_wait
+        elapsed = before + measuring + self.first.waited
         if self._followed is not None:
             return Spent(measuring, known=self._followed.known, elapsed=elapsed)
         if anew and plan is not None:
@@ -299,10 +286,10 @@ class Tuner:
         usual, computing = float(np.median(each)), float(np.median(ready))
         if plan is None:
             return Spent(sum(each) + measuring, count, usual, usual - computing, elapsed=elapsed)
-        waits = min(self._first_wait, self._shrinks * (usual - computing))  # the first step may have prepared much
-        total = usual + sum(each[1:]) + waits + measuring  # and so may the second
+        waited, dense = self.first.costs(usual, computing)  # the first step may have prepared much
+        total = usual + sum(each[1:]) + waited + measuring  # and so may the second
         known = {plan.digest: (each[:1], each[1:])}
-        return Spent(total, count, dense_at_most=computing + waits, known=known, elapsed=elapsed)
+        return Spent(total, count, dense_at_most=computing + dense, known=known, elapsed=elapsed)
 
     def _try_next(self, clock: StepClock, trials: Trials) -> None:
         """Note the times of the steps that ended, and follow the plan of the next one. Collective."""

@@ -258,7 +258,8 @@ def strategy_of(spec: TensorSpec, options: Options, topology: Topology) -> Strat
         PlanError: the plan does not know it; ConfigError: its route needs a GPU that the tensor is not on, or sums
             payloads that cannot be summed.
     """
-    chosen = options.plan.strategy(spec.name) if options.plan is not None else options.strategy(spec, topology)
+    plan = options.plan_for(spec)
+    chosen = plan.strategy(spec.name) if plan is not None else options.strategy(spec, topology)
     compressor = None if chosen.compressor == "none" else compressors.get(chosen.compressor)
     check_route(chosen.route, topology, compressor)
     wants_gpu = any(getattr(step, "device", "cpu") == "gpu" for step in chosen.route.steps)

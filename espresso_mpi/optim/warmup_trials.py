@@ -24,7 +24,8 @@ class WarmupTrials:
 
     Plans of the session apply to momenta, and planning begins with these. The residual of ``SAFE`` is left over if
     uncompressed gradients are quicker; it holds no more than the error of one step. The choice is no part of a state: a
-    job that continues in the warm-up compares again.
+    job that continues in the warm-up compares again. On a network that the session has found slow, no uncompressed
+    gradients are sent.
 
     Args:
         owner: name of the optimizer.
@@ -33,7 +34,7 @@ class WarmupTrials:
     def __init__(self, session: Session, owner: str) -> None:
         self._session, self._owner = session, owner
         self._seconds: list[float] = []
-        self._chosen: str | None = None
+        self._chosen: str | None = SAFE if session.slow_network else None
 
     def after(self, seconds: float) -> str:
         """The compressor of the next step; the last one took so long here. Collective; the same on every rank."""

@@ -41,7 +41,7 @@ class Planning(Following):
             self._clock = StepClock(max(16, tuning.steps))
             self._tuner = Tuner(self._transport, tuning, self._together, lambda: self._options, self._adopt)
             try:
-                self._tuner.read()
+                self._tuner.open()
             except ConfigError:  # on all ranks alike
                 self.close()
                 raise
@@ -73,6 +73,17 @@ class Planning(Following):
             False
         """
         return self._tuner is not None
+
+    @property
+    def slow_network(self) -> bool:
+        """Whether ``plan="auto"`` found, when it opened, that dense messages take far longer than to compress them.
+
+        Example:
+            >>> with espresso_mpi.Session(compressor="int8") as session:
+            ...     session.slow_network
+            False
+        """
+        return self._tuner is not None and self._tuner.first.slow
 
     @property
     def planning(self) -> bool:
@@ -284,7 +295,7 @@ class Planning(Following):
         try:
             return read()
         except StateError:  # on all ranks alike
-            if self._tuner is None or not self._tuner.follow_earlier():
+            if self._tuner is None or not (self._tuner.first.undo() or self._tuner.follow_earlier()):
                 raise
         try:
             return read()

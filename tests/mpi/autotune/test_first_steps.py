@@ -1,0 +1,176 @@
+"""How the steps travel that ``plan="auto"`` watches, on networks that it finds slow, or not, when it opens."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from espresso_mpi import Plan, Session, Strategy, Tuning, optim
+from espresso_mpi.autotune import first_steps
+from espresso_mpi.compressors import get
+from espresso_mpi.errors import NonFiniteError, StateError
+from espresso_mpi.optim.rules import GradientMeans
+
+SIZE = MPI.COMM_WORLD.size
+pytestmark = [
+    pytest.mark.mpi, pytest.mark.timeout(300), pytest.mark.skipif(SIZE == 1, reason="alone there is no network")
+]  # fmt: skip
+
+SHAPES = {"w": (90, 80), "metric": (48,)}
+NODES = [[rank] for rank in range(SIZE)]
+SLOW, NOT_SLOW = (1.0, 1e-9), (1e-9, 1e-9)
+MODERATE = (1e-6, 1e-9)
+"""Seconds per byte of sums, and of encoding and decoding. By the last, dense steps of these tensors are short."""
+
+MEASURED = first_steps._network_and_codec
+
+
+@pytest.fixture
+def network(monkeypatch):
+    """Sets what a session finds when it opens."""
+    return lambda found: monkeypatch.setattr(first_steps, "_network_and_codec", lambda *given: found)
+
+
+def opened(open_session, **changes):
+    tuning = {"skip": 1, "steps": 3, "seconds": 0.2, "share": 1, **changes}
+    return open_session(plan="auto", tuning=Tuning(**tuning), nodes=NODES, min_bytes=1000)
+
+
+def gradients(rank, step):
+    rng = np.random.default_rng([rank, step])
+    return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in SHAPES.items()}
+
+
+def train(session, steps, first=0, pushes=False):
+    """The sums over these steps of what came out, and of the mean over the ranks of what went in, in float64."""
+    world = MPI.COMM_WORLD
+    out, wanted = ({name: np.zeros(shape) for name, shape in SHAPES.items()} for _ in range(2))
+    for step in range(first, first + steps):
+        every = [gradients(rank, step) for rank in range(world.size)]
+        for name in SHAPES:
+            wanted[name] += np.mean([g[name].astype(np.float64) for g in every], axis=0)
+        grads = every[world.rank]
+        if pushes:
+            names = list(SHAPES) if world.rank % 2 == 0 else list(SHAPES)[::-1]
+            for handle in [session.push(name, grads[name]) for name in names]:
+                handle.wait()
+        else:
+            session.sync(grads)
+        for name in SHAPES:
+            out[name] += grads[name]
+    return out, wanted
+
+
+def error(found, name="w"):
+    out, wanted = found
+    return np.abs(out[name] - wanted[name]).max()
+
+
+def added(*found):
+    return tuple({name: sum(one[part][name] for one in found) for name in SHAPES} for part in (0, 1))
+
+
+@pytest.mark.parametrize("pushes", [False, True])
+def test_the_first_step_is_compressed_on_a_slow_network(world, open_session, network, caplog, pushes):
+    network(SLOW)
+    with caplog.at_level("INFO", "espresso_mpi"):
+        session = opened(open_session)
+    assert session.slow_network and session.watching
+    assert caplog.text.count("travel by int8") == (world.rank == 0)
+    first = train(session, 1, pushes=pushes)
+    assert 1e-3 < error(first) < 0.1, "compressed"
+    assert error(first, "metric") < 1e-6, "what is small may be no gradient"
+    more = train(session, 2, first=1, pushes=pushes)
+    assert session.watching and session.plan.strategies["w"].compressor == "int8"
+    both = added(first, more)
+    assert error(both) < 0.1 and error(both, "metric") < 1e-5, "the residual is kept"
+    for step in itertools.count(3):
+        both = added(both, train(session, 1, first=step, pushes=pushes))
+        if not session.planning:
+            break
+    assert len(set(world.allgather(session.plan.digest))) == 1
+    assert error(both) < 1.0, "no step is lost, however many plans were followed"
+
+
+def test_a_network_that_is_not_slow_has_a_dense_first_step(open_session, network):
+    network(NOT_SLOW)
+    session = opened(open_session)
+    assert not session.slow_network and session.plan is None
+    assert error(train(session, 1)) < 1e-6
+
+
+def test_steps_are_dense_again_if_they_would_not_wait_long(open_session, network):
+    network(MODERATE)
+    session = opened(open_session)
+    first = train(session, 1)
+    assert session.slow_network and error(first) > 1e-3
+    found = added(first, train(session, 1, first=1))
+    assert session.plan is None and session.watching
+    assert error(found) < 1e-5, "the residual of the first step is sent by the second"
+
+
+@pytest.mark.parametrize("why", ["gpu", "node", "compressors"])
+def test_nothing_is_measured_where_the_first_step_must_be_dense(world, open_session, monkeypatch, why):
+    monkeypatch.setattr(first_steps, "_network_and_codec", lambda *given: pytest.fail("measured"))
+    if why == "gpu" and world.rank == SIZE - 1:  # on one rank
+        monkeypatch.setattr(first_steps.cuda, "is_available", lambda: True)
+    tuning = Tuning(("onebit",) if why == "compressors" else ("int8",), skip=1, steps=3, accuracy="fast")
+    session = open_session(plan="auto", tuning=tuning, nodes=None if why == "node" else NODES)
+    assert not session.slow_network and session.plan is None
+
+
+def test_an_error_of_one_rank_in_the_first_step(world, open_session, network):
+    network(SLOW)
+    session = opened(open_session)
+    x = np.full(SHAPES["w"], np.nan if world.rank == 0 else 1.0, np.float32)
+    with pytest.raises(NonFiniteError):
+        session.sync({"w": x})
+    assert 1e-3 < error(train(session, 1)) < 0.1
+    assert error(train(session, 3, first=1)) < 0.1 and session.plan.strategies["w"].compressor == "int8"
+
+
+def test_states_are_loaded_before_the_first_step(open_session, network):
+    network(NOT_SLOW)
+    before = opened(open_session, budget=1e6)  # no wait is long
+    train(before, 2)
+    network(SLOW)
+    session = opened(open_session)
+    session.load_state_dict(before.state_dict())
+    assert error(train(session, 1, first=2)) < 0.1
+    other = open_session(plan=Plan(default=Strategy("onebit", "flat-allgather")), nodes=NODES)
+    train(other, 2)
+    session = opened(open_session)
+    with pytest.raises(StateError, match="onebit"):
+        session.load_state_dict(other.state_dict())
+    assert error(train(session, 1)) < 0.1
+
+
+def test_a_warm_up_sends_no_dense_gradients_on_a_slow_network(open_session, network, monkeypatch):
+    network(SLOW)
+    sent, push = [], GradientMeans.push
+    monkeypatch.setattr(
+        GradientMeans, "push", lambda self, key, x: (sent.append(self._compressor), push(self, key, x))[1]
+    )
+    session = opened(open_session)
+    params = {"w": np.ones(SHAPES["w"], np.float32)}
+    optimizer = optim.OnebitAdam(params, session, warmup=6)
+    for step in range(6):
+        optimizer.step({"w": np.full(SHAPES["w"], step + 1.0, np.float32)})
+    assert sent == ["int8"] * 6
+
+
+@pytest.mark.parametrize(("rate", "last"), [(2e6, 1 << 16), (50e6, 1 << 20), (5e9, 1 << 20)])
+def test_the_rate_has_neither_latency_nor_burst_and_long_sums_are_few(monkeypatch, rate, last):
+    sizes = []
+
+    def seconds(transport, n):
+        sizes.append(n)
+        return 0.003 + max(0, 4 * n - 20_000) / rate
+
+    monkeypatch.setattr(first_steps, "_sum_seconds", seconds)
+    with Session(nodes=NODES) as session:
+        per_byte, codec = MEASURED(session._transport, get("int8"))
+    assert per_byte == pytest.approx(1 / rate, rel=1e-6) and 0 < codec < 1e-6 and sizes[-1] == last
