@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
-from numba import cuda
 
 from .. import compressors
 from ..collectives.executor import Program
@@ -25,6 +24,7 @@ from ..tuning import Tuning
 from ..types import Plan, Route, TensorSpec
 from . import autoplan
 from .clock import StepClock
+from .profiling.request import devices_of_rank
 
 _LOG = logging.getLogger("espresso_mpi")
 
@@ -33,8 +33,8 @@ _WAITED = 0.05
 
 _CLEARLY = 256.0
 """A network is slow if uncompressed sums take so many times as long as to compress and restore as many bytes. By less,
-one dense step costs little. And ranks of one machine that share cores are up to 80 times as long (4 of MPICH on two
-cores): no network has to be slow for that."""
+one dense step costs little. And where ranks of one machine share cores, their sums take up to 80 times as long (4 ranks
+of MPICH on two cores): no network has to be slow for that."""
 
 _ENOUGH = 0.05
 """Seconds of a sum that show the rate of a network: longer than ranks wait for a core in each of several sums."""
@@ -57,6 +57,8 @@ class FirstSteps:
 
     Attributes:
         slow: whether the network was found to be slow before the first step.
+        waiting: the plan of the first step, until it begins; None: it has begun, or is dense.
+        measuring: seconds until the network was known.
         waited: seconds that the first step waited for messages, if the others are compressed; else 0.
         dense: the same if it had been dense; shrinks: bytes of the tensors over those of their payloads.
     """
@@ -66,36 +68,38 @@ class FirstSteps:
         adopt: Callable[[Plan | None], None],
     ) -> None:  # fmt: skip
         self._transport, self._tuning, self._options, self._adopt = transport, tuning, options, adopt
-        self._seconds_per_byte = 0.0
-        self.waited, self.dense, self.shrinks = 0.0, 0.0, 1.0
-        self.slow = self._begun = self._ended = False
+        self._seconds_per_byte = self.measuring = self.waited = self.dense = 0.0
+        self.shrinks = 1.0
+        self.waiting: Plan | None = None
+        self.slow = self._compressed = False
 
     def open(self) -> None:
-        """Measure the network, and compress already the first step if it is slow.
+        """Measure the network, and decide whether to compress the first step.
 
         Ranks of one node are not on a network. Where a rank has a GPU, tensors may be there, and these travel dense.
         """
+        start = time.perf_counter()
         plan = self._before_tensors() if len(self._transport.topology.nodes) > 1 else None
-        gpus = floats(self._transport, float(plan is None or cuda.is_available()))
-        if plan is None or plan.default is None or gpus.any():
+        if plan is None or plan.default is None or floats(self._transport, float("gpu" in devices_of_rank())).any():
             return
         method = compressors.get(plan.default.compressor)
         with uncounted(self._transport):
             self._seconds_per_byte, codec = _network_and_codec(self._transport, method)
-        self.slow = self._begun = self._seconds_per_byte > _CLEARLY * codec
+        self.slow = self._seconds_per_byte > _CLEARLY * codec
         if self.slow:
-            self._adopt(plan)
-            if self._transport.rank == 0:
-                rate, name = 1e-6 / self._seconds_per_byte, plan.default.compressor
-                _LOG.info("the network sums %.3g MB/s: the first steps, which are watched, travel by %s", rate, name)
+            self.waiting = plan
+        self.measuring = float(floats(self._transport, time.perf_counter() - start).max())
 
-    def undo(self) -> bool:
-        """Send the first step dense after all, if it has not ended. Returns whether that is a change."""
-        begun = self._begun and not self._ended
-        self._begun = self._begun and self._ended
-        if begun:
-            self._adopt(None)
-        return begun
+    def begin(self) -> None:
+        """The first step begins: follow its plan, unless that of an earlier run is followed."""
+        plan, self.waiting = self.waiting, None
+        if plan is None or plan.default is None or self._options().plan is not None:
+            return
+        self._compressed = True
+        self._adopt(plan)
+        if self._transport.rank == 0:
+            rate, name = 1e-6 / self._seconds_per_byte, plan.default.compressor
+            _LOG.info("the network sums %.3g MB/s: the first steps, which are watched, travel by %s", rate, name)
 
     def ended(self, clock: StepClock) -> None:
         """The first step has ended: compress the others if dense ones would wait long for messages, and only then.
@@ -103,19 +107,19 @@ class FirstSteps:
         The rank that came last waited for messages alone, if its gradients are not computed by a GPU meanwhile.
         """
         waited = float(floats(self._transport, clock.wait).min())
-        dense = self._seconds_per_byte * sum(spec.nbytes for spec in clock.specs) if self._begun else waited
+        dense = self._seconds_per_byte * sum(spec.nbytes for spec in clock.specs) if self._compressed else waited
         dense = float(floats(self._transport, dense).min())
         to_come = max(1, self._tuning.skip) - 1 + self._tuning.steps
-        if dense * to_come < _WAITED * self._tuning.budget_for(0.0):
-            self.undo()
-            return
-        way = self._way(clock.specs, clock.pushed)
+        way = None
+        if dense * to_come >= _WAITED * self._tuning.budget_for(0.0):
+            way = self._way(clock.specs, clock.pushed)
         digests = floats(self._transport, 0.0 if way is None else float(int(way.plan.digest[:12], 16)))
-        if way is None or digests.min() != digests.max():  # a call may have failed on one rank
-            self.undo()
-            return
-        self.waited, self.dense, self.shrinks, self._ended = waited, dense, way.shrinks, True
-        self._adopt(way.plan)
+        if way is not None and digests.min() == digests.max():  # a call may have failed on one rank
+            self.waited, self.dense, self.shrinks = waited, dense, way.shrinks
+            self._adopt(way.plan)
+        elif self._compressed:
+            self._compressed = False
+            self._adopt(None)
 
     def costs(self, usual: float, computing: float) -> tuple[float, float]:
         """What the first step waited beyond preparing kernels, and what a dense one would, at most, in seconds.
@@ -125,12 +129,16 @@ class FirstSteps:
         """
         exposed = usual - computing
         dense = min(self.dense, self.shrinks * exposed)
-        return (min(self.waited, exposed) if self._begun else dense), dense
+        return (min(self.waited, exposed) if self._compressed else dense), dense
 
     def _before_tensors(self) -> Plan | None:
-        """A plan for any tensors on CPUs, by the compressor of ``accurate_way``; None if no compressor is allowed."""
+        """A plan for any tensors on CPUs, by the compressor of ``accurate_way``.
+
+        None if no compressor is allowed, or if such tensors are small for ``min_bytes``.
+        """
         way = self._way([TensorSpec("any", (_SIZES[-1],), "float32")], pushed=False)
-        return None if way is None else Plan(default=way.plan.strategy("any"))
+        strategy = None if way is None else way.plan.strategy("any")
+        return None if strategy is None or strategy.compressor == "none" else Plan(default=strategy)
 
     def _way(self, specs: Sequence[TensorSpec], pushed: bool) -> autoplan.AccurateWay | None:
         without = replace(self._options(), plan=None)

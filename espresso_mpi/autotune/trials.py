@@ -51,7 +51,7 @@ class Spent:
         seconds: of measurements, and of the ``steps`` until then.
         dense: median seconds of the steps that were dense; infinite if none were.
         exposed: of these, what computing cannot hide, however much travels beside it.
-        dense_at_most: about what a dense step takes at most, if only the first one was dense; else 0.
+        dense_at_most: about what a dense step takes at most, if only the first one was dense, or none; else 0.
         known: seconds of steps, by the digest of the plan that they followed: of those that prepared it, and others.
         elapsed: of the training until then.
     """

@@ -103,7 +103,7 @@ class Tuner:
         return None if self._earlier is None or self._earlier.plan is None else self._earlier
 
     def open(self) -> None:
-        """Read the plan of an earlier run, if a file for it is named; without one, measure the network. Collective.
+        """Read the plan of an earlier run, if a file for it is named, and measure the network. Collective.
 
         Raises:
             ConfigError: on every rank, see ``earlier_run.EarlierRun``.
@@ -112,13 +112,14 @@ class Tuner:
             from .earlier_run import EarlierRun
 
             self._earlier = EarlierRun(self._transport, self._tuning, self._options, self._adopt, self.fidelity)
-        if self._earlier is None or self._earlier.waiting is None:
-            self._together("watch", self.first.open)
+        self._together("watch", self.first.open)
 
     def begin(self) -> None:
-        """Follow the plan that was read, before the first step. Collective if there is one."""
+        """Follow the plan that was read, or that of the first step, before it. Collective if there is one."""
         if self._earlier is not None and self._earlier.waiting is not None:
             self._together("plan_file", self.follow_earlier)
+        if self.first.waiting is not None:
+            self._together("watch", self.first.begin)
 
     def follow_earlier(self) -> bool:
         """Follow the plan that was read. Collective. Returns whether there is one that fits.
@@ -277,6 +278,7 @@ class Tuner:
         before, measuring = map(float, floats(self._transport, clock.seconds, measuring).max(axis=0))
         count = int(floats(self._transport, len(alike)).min())  # a rank may have failed in a step of its own
         each = floats(self._transport, *(step.seconds for step in alike[-count:])).max(axis=0).tolist()
+        measuring += 0 if anew else self.first.measuring
         elapsed = before + measuring + self.first.waited
         if self._followed is not None:
             return Spent(measuring, known=self._followed.known, elapsed=elapsed)

@@ -171,7 +171,8 @@ class OnebitAdam(SynchronisedOptimizer):
         warmup_compressor: spec of the compressor of gradients in the warm-up, with error feedback. ``"int8"`` sends a
             quarter of the bytes, and trains like uncompressed gradients under AdamW (docs/compressors.md). ``"auto"``:
             with ``Session(plan="auto")``, ``"int8"`` or ``"none"``, whichever is quicker in the first four steps that
-            synchronise gradients, whatever ``Tuning.compressors`` names; with other sessions ``"none"``.
+            synchronise gradients, whatever ``Tuning.compressors`` names, and ``"int8"`` if ``Session.slow_network``;
+            with other sessions ``"none"``.
         update_clip: the largest magnitude of an element of m̂/(√v̂ + ε) after the warm-up; None: no limit, as in the
             paper. 1 is for ``onebit``: without it, the loss of single runs rose after the warm-up. It can harm where
             most elements of a message are zero, as with ``int2`` (docs/optimizers.md).

@@ -24,8 +24,8 @@ class WarmupTrials:
 
     Plans of the session apply to momenta, and planning begins with these. The residual of ``SAFE`` is left over if
     uncompressed gradients are quicker; it holds no more than the error of one step. The choice is no part of a state: a
-    job that continues in the warm-up compares again. On a network that the session has found slow, no uncompressed
-    gradients are sent.
+    job that continues in the warm-up compares again. On a network that the session has found slow, it takes ``SAFE`` at
+    once.
 
     Args:
         owner: name of the optimizer.

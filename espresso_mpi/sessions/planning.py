@@ -76,7 +76,7 @@ class Planning(Following):
 
     @property
     def slow_network(self) -> bool:
-        """Whether ``plan="auto"`` found, when it opened, that dense messages take far longer than to compress them.
+        """Whether ``plan="auto"`` found, when it opened, that dense messages take far longer than compressing them.
 
         Example:
             >>> with espresso_mpi.Session(compressor="int8") as session:
@@ -281,7 +281,7 @@ class Planning(Following):
             self._end_step(clock, None, ())
 
     def _before_first_step(self) -> None:
-        """Follow the plan of an earlier run, if there is one that was not followed yet. Collective then."""
+        """Follow the plan of an earlier run, or of the first step, if it was not followed yet. Collective then."""
         if self._tuner is not None:
             self._tuner.begin()
 
@@ -295,7 +295,7 @@ class Planning(Following):
         try:
             return read()
         except StateError:  # on all ranks alike
-            if self._tuner is None or not (self._tuner.first.undo() or self._tuner.follow_earlier()):
+            if self._tuner is None or not self._tuner.follow_earlier():
                 raise
         try:
             return read()

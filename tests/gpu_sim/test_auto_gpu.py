@@ -37,7 +37,7 @@ def expected(size, step):
 def test_a_plan_is_made_tried_and_followed(world, monkeypatch):
     """From figures of the device as well; the results are the means all the way."""
     gpu, measured = AsyncGpu(monkeypatch), []
-    monkeypatch.setattr(request, "_devices", lambda: ("gpu",))  # a simulated one counts for none
+    monkeypatch.setattr(request, "devices_of_rank", lambda: ("gpu",))  # a simulated one counts for none
     monkeypatch.setattr(trials, "_told_apart", lambda going: True)  # not by how long things take to simulate
     for module in (trials, payload_costs):  # nor is dense left out because simulated dense steps were long
         monkeypatch.setattr(module, "HOPELESS", 1e9)

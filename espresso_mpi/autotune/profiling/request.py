@@ -93,7 +93,7 @@ def _checked(
         raise ConfigError(f"profile: seconds={seconds!r}; expected a number above 0")
     if devices is not None and (not devices or not set(devices) <= set(get_args(DeviceKind))):
         raise ConfigError(f"profile: devices={devices!r}; expected some of {', '.join(get_args(DeviceKind))}")
-    found = _devices() if devices is None else tuple(dict.fromkeys(devices))
+    found = devices_of_rank() if devices is None else tuple(dict.fromkeys(devices))
     if sizes is None:
         return Request(methods, BYTES, ELEMENTS, seconds, found)
     wrong = [n for n in sizes if isinstance(n, bool) or not isinstance(n, int) or n < 1]
@@ -120,7 +120,7 @@ def spread(values: Iterable[int]) -> tuple[int, ...]:
     return tuple(sorted(set(nearest)))
 
 
-def _devices() -> tuple[DeviceKind, ...]:
+def devices_of_rank() -> tuple[DeviceKind, ...]:
     """The CPU, and the GPU if this rank has one; numba's simulator is none."""
     from numba import cuda
 
