@@ -41,12 +41,16 @@ RANKS = {
     "test_bench_accuracy": (2,),
     "test_bench_collectives": (2,),
     "test_bench_optimizers": (2,),
+    "test_bench_sync": (2,),
+    "test_bench_sync::test_scaling_measures_sizes_and_ranks": (4,),
     "test_bench_train": (2,),
     "test_bench_validate": (2,),
+    "test_first_steps": (2,),
     "test_frameworks": (2,),
     "test_jax_adapter": (2,),  # each rank compiles the same programs
     "test_lifetime": (2,),
     "test_optim": (2,),
+    "test_plan_file": (2,),
     "test_profiler": (2,),
     "test_trainers": (2,),
     "test_profiler::test_every_route_can_be_priced[two]": (4,),  # nodes of two ranks
