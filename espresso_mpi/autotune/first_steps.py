@@ -58,7 +58,7 @@ class FirstSteps:
     Attributes:
         slow: whether the network was found to be slow before the first step.
         waiting: the plan of the first step, until it begins; None: it has begun, or is dense.
-        measuring: seconds until the network was known.
+        measuring: seconds of measurements, without those in which kernels compiled.
         waited: seconds that the first step waited for messages, if the others are compressed; else 0.
         dense: the same if it had been dense; shrinks: bytes of the tensors over those of their payloads.
     """
@@ -78,12 +78,14 @@ class FirstSteps:
 
         Ranks of one node are not on a network. Where a rank has a GPU, tensors may be there, and these travel dense.
         """
-        start = time.perf_counter()
         plan = self._before_tensors() if len(self._transport.topology.nodes) > 1 else None
         if plan is None or plan.default is None or floats(self._transport, float("gpu" in devices_of_rank())).any():
             return
         method = compressors.get(plan.default.compressor)
         with uncounted(self._transport):
+            _codec_seconds(method, _LATENCY)
+            _sum_seconds(self._transport, _LATENCY)  # kernels are compiled: this is no planning
+            start = time.perf_counter()
             self._seconds_per_byte, codec = _network_and_codec(self._transport, method)
         self.slow = self._seconds_per_byte > _CLEARLY * codec
         if self.slow:
@@ -148,11 +150,12 @@ class FirstSteps:
 def _network_and_codec(transport: Transport, method: Compressor) -> tuple[float, float]:
     """Seconds per byte of an uncompressed sum over all ranks, and of encoding and decoding. Collective; agreed."""
     codec = float(floats(transport, _codec_seconds(method, _SIZES[-2])).max()) / (4 * _SIZES[-2])
-    per_byte, n_before, before = 0.0, 0, 0.0
-    for n in (_LATENCY, *_SIZES):
+    latency = _sum_seconds(transport, _LATENCY)
+    per_byte, n_before, before = 0.0, _LATENCY, latency
+    for n in _SIZES:
         seconds = _sum_seconds(transport, n)
         per_byte = (seconds - before) / (4 * (n - n_before))
-        if seconds >= _ENOUGH and n > _LATENCY:
+        if seconds - latency >= _ENOUGH:
             break
         n_before, before = n, seconds
     return per_byte, codec

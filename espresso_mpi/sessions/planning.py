@@ -263,8 +263,8 @@ class Planning(Following):
 
         Such a session changes its plan between two steps. It sees a step begin when a tensor of the last step comes
         again. Call this before the first tensor of each step if a rank can wait for another rank before that, because
-        it has no gradient of any tensor of the last step. ``GradientSync`` does so. This
-        also holds for the first step with ``Tuning.plan_file``: the session follows the plan of the file from there on.
+        it has no gradient of any tensor of the last step. ``GradientSync`` does so. This also holds for the first step
+        with ``Tuning.plan_file`` and on a ``slow_network``: the session follows a plan from there on.
 
         Args:
             names: the same on every rank. The step has begun already if none of them has been in it.

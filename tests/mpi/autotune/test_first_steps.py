@@ -184,7 +184,7 @@ def test_the_rate_has_neither_latency_nor_burst_and_long_sums_are_few(monkeypatc
 
     def seconds(transport, n):
         sizes.append(n)
-        return 0.003 + max(0, 4 * n - 20_000) / rate
+        return 0.1 + max(0, 4 * n - 20_000) / rate
 
     monkeypatch.setattr(first_steps, "_sum_seconds", seconds)
     with Session(nodes=NODES) as session:
