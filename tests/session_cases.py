@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
+from mpi4py import MPI
 
 from espresso_mpi.types import ROUTES, Route
 
@@ -33,6 +34,32 @@ def values(rank, step, n, dtype=np.float32):
 
 def exact_mean(size, step, n, dtype=np.float32):
     return np.mean([values(r, step, n, dtype).astype(np.float64) for r in range(size)], axis=0)
+
+
+def summed(session, steps, first=0, *, shapes, pushes=False):
+    """What came out and what went in, both summed over these steps, and the mean over the ranks of the latter."""
+    world = MPI.COMM_WORLD
+    out, wanted = ({name: np.zeros(shape) for name, shape in shapes.items()} for _ in range(2))
+    for step in range(first, first + steps):
+        every = [gradients(rank, step, shapes) for rank in range(world.size)]
+        grads = every[world.rank]
+        for name in shapes:
+            wanted[name] += np.mean([g[name].astype(np.float64) for g in every], axis=0)
+        if pushes:
+            names = list(shapes) if world.rank % 2 == 0 else list(shapes)[::-1]
+            handles = [session.push(name, grads[name]) for name in names]
+            for handle in handles:
+                handle.wait()
+        else:
+            session.sync(grads)
+        for name in shapes:
+            out[name] += grads[name]
+    return out, wanted
+
+
+def gradients(rank, step, shapes):
+    rng = np.random.default_rng([rank, step])
+    return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
 
 
 def identical(world, array):

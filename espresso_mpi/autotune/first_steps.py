@@ -11,17 +11,14 @@ import numpy as np
 
 from .. import compressors
 from ..collectives.executor import Program
-from ..collectives.job import Job
 from ..collectives.messages.agreement import floats
 from ..collectives.messages.transport import Transport
 from ..collectives.messages.uncounted import uncounted
-from ..collectives.progress import interleave
 from ..compressors import Compressor
-from ..feedback import NO_FEEDBACK
+from ..engine.measured_limits import seconds_of
 from ..options import Options, default_route
-from ..tracing.recording import Recorder
 from ..tuning import Tuning
-from ..types import Plan, Route, TensorSpec
+from ..types import Plan, Route, Strategy, TensorSpec
 from . import autoplan
 from .clock import StepClock
 from .profiling.request import devices_of_rank
@@ -57,7 +54,7 @@ class FirstSteps:
 
     Attributes:
         slow: whether the network was found to be slow before the first step.
-        waiting: the plan of the first step, until it begins; None: it has begun, or is dense.
+        waiting: how the first step is to travel, until it begins; None: it has begun, or is dense.
         measuring: seconds of measurements, without those in which kernels compiled.
         waited: seconds that the first step waited for messages, if the others are compressed; else 0.
         dense: the same if it had been dense; shrinks: bytes of the tensors over those of their payloads.
@@ -70,7 +67,7 @@ class FirstSteps:
         self._transport, self._tuning, self._options, self._adopt = transport, tuning, options, adopt
         self._seconds_per_byte = self.measuring = self.waited = self.dense = 0.0
         self.shrinks = 1.0
-        self.waiting: Plan | None = None
+        self.waiting: Strategy | None = None
         self.slow = self._compressed = False
 
     def open(self) -> None:
@@ -78,29 +75,29 @@ class FirstSteps:
 
         Ranks of one node are not on a network. Where a rank has a GPU, tensors may be there, and these travel dense.
         """
-        plan = self._before_tensors() if len(self._transport.topology.nodes) > 1 else None
-        if plan is None or plan.default is None or floats(self._transport, float("gpu" in devices_of_rank())).any():
+        strategy = self._before_tensors() if len(self._transport.topology.nodes) > 1 else None
+        if strategy is None or floats(self._transport, float("gpu" in devices_of_rank())).any():
             return
-        method = compressors.get(plan.default.compressor)
+        method = compressors.get(strategy.compressor)
         with uncounted(self._transport):
-            _codec_seconds(method, _LATENCY)
+            _codec_per_byte(method)
             _sum_seconds(self._transport, _LATENCY)  # kernels are compiled: this is no planning
             start = time.perf_counter()
             self._seconds_per_byte, codec = _network_and_codec(self._transport, method)
         self.slow = self._seconds_per_byte > _CLEARLY * codec
         if self.slow:
-            self.waiting = plan
+            self.waiting = strategy
         self.measuring = float(floats(self._transport, time.perf_counter() - start).max())
 
     def begin(self) -> None:
         """The first step begins: follow its plan, unless that of an earlier run is followed."""
-        plan, self.waiting = self.waiting, None
-        if plan is None or plan.default is None or self._options().plan is not None:
+        strategy, self.waiting = self.waiting, None
+        if strategy is None or self._options().plan is not None:
             return
         self._compressed = True
-        self._adopt(plan)
+        self._adopt(Plan(default=strategy))
         if self._transport.rank == 0:
-            rate, name = 1e-6 / self._seconds_per_byte, plan.default.compressor
+            rate, name = 1e-6 / self._seconds_per_byte, strategy.compressor
             _LOG.info("the network sums %.3g MB/s: the first steps, which are watched, travel by %s", rate, name)
 
     def ended(self, clock: StepClock) -> None:
@@ -133,14 +130,14 @@ class FirstSteps:
         dense = min(self.dense, self.shrinks * exposed)
         return (min(self.waited, exposed) if self._compressed else dense), dense
 
-    def _before_tensors(self) -> Plan | None:
-        """A plan for any tensors on CPUs, by the compressor of ``accurate_way``.
+    def _before_tensors(self) -> Strategy | None:
+        """A strategy for any tensors on CPUs, by the compressor of ``accurate_way``.
 
         None if no compressor is allowed, or if such tensors are small for ``min_bytes``.
         """
         way = self._way([TensorSpec("any", (_SIZES[-1],), "float32")], pushed=False)
         strategy = None if way is None else way.plan.strategy("any")
-        return None if strategy is None or strategy.compressor == "none" else Plan(default=strategy)
+        return None if strategy is None or strategy.compressor == "none" else strategy
 
     def _way(self, specs: Sequence[TensorSpec], pushed: bool) -> autoplan.AccurateWay | None:
         without = replace(self._options(), plan=None)
@@ -149,7 +146,7 @@ class FirstSteps:
 
 def _network_and_codec(transport: Transport, method: Compressor) -> tuple[float, float]:
     """Seconds per byte of an uncompressed sum over all ranks, and of encoding and decoding. Collective; agreed."""
-    codec = float(floats(transport, _codec_seconds(method, _SIZES[-2])).max()) / (4 * _SIZES[-2])
+    codec = float(floats(transport, _codec_per_byte(method)).max())
     latency = _sum_seconds(transport, _LATENCY)
     per_byte, n_before, before = 0.0, _LATENCY, latency
     for n in _SIZES:
@@ -164,23 +161,21 @@ def _network_and_codec(transport: Transport, method: Compressor) -> tuple[float,
 def _sum_seconds(transport: Transport, n: int) -> float:
     """Of an uncompressed sum on the slowest rank, the least of several. Collective."""
     route = Route.parse(default_route(transport.topology, compressed=False))
-    x, program = np.zeros(n, np.float32), Program(transport, route, None, n, "float32")
-    job, recorder, times = Job("measuring", {}, NO_FEEDBACK, seed=0, step=0), Recorder(), list[float]()
+    x, program, times = np.zeros(n, np.float32), Program(transport, route, None, n, "float32"), list[float]()
     while len(times) < _REPEATS:
         floats(transport, 0.0)  # the ranks begin together
-        start = time.perf_counter()
-        interleave([program.segment(0, x, job, recorder)])
-        times.append(float(floats(transport, time.perf_counter() - start).max()))
+        times.append(float(floats(transport, seconds_of(program, [x])).max()))
     return min(times)
 
 
-def _codec_seconds(method: Compressor, n: int) -> float:
-    """Of an encode and a decode, the least of several; before them, kernels are loaded."""
+def _codec_per_byte(method: Compressor) -> float:
+    """Seconds of an encode and a decode, the least of several: in the first one, kernels may be loaded."""
+    n = _SIZES[-2]
     x, out, payload = np.ones(n, np.float32), np.empty(n, np.float32), np.empty(method.nbytes(n), np.uint8)
     times = []
-    for _ in range(1 + _REPEATS):
+    for _ in range(_REPEATS):
         start = time.perf_counter()
         method.encode(x, payload)
         method.decode(payload, out)
         times.append(time.perf_counter() - start)
-    return min(times[1:])
+    return min(times) / x.nbytes

@@ -7,7 +7,6 @@ which follows from a measurement.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Hashable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,8 +20,7 @@ from ..collectives.executor import Program
 from ..collectives.job import Job
 from ..collectives.messages.agreement import floats
 from ..collectives.messages.transport import Transport
-from ..collectives.progress import Progress, Segment, interleave
-from ..feedback import NO_FEEDBACK
+from ..collectives.progress import Progress, Segment
 from ..options import Options
 from ..sharing import form, payload_limit
 from ..tracing.recording import Recorder
@@ -31,7 +29,7 @@ from .batches import Bucket
 from .calls import PendingCall
 from .fusion import Buffer
 from .guard import Check
-from .measured_limits import MeasuredLimits
+from .measured_limits import MeasuredLimits, seconds_of
 
 _BUCKETS = 1024
 """Size of the cache of programs: which tensors start together may differ from step to step."""
@@ -186,20 +184,14 @@ def _measured(transport: Transport, route: Route) -> int:
 
     Several tensors overlap, as those of a model do.
     """
-    half, job, recorder = compressors.get("fp16"), Job("measuring", {}, NO_FEEDBACK, seed=0, step=0), Recorder()
+    half = compressors.get("fp16")
     where: DeviceKind = "gpu" if any(getattr(step, "device", "cpu") == "gpu" for step in route.steps) else "cpu"
     seconds = []
     for n in (64, _LARGE):
         program = Program(transport, route, half, n, "float32")
         arrays = [device.zeros(n, np.float32, where) for _ in range(_SEVERAL)]
-        times = [_seconds(program, arrays, job, recorder) for _ in range(_REPEATS)]
+        times = [seconds_of(program, arrays) for _ in range(_REPEATS)]
         seconds.append(min(times) / _SEVERAL)
     start, large = floats(transport, *seconds).max(axis=0)
     per_byte = (large - start) / half.nbytes(_LARGE)
     return payload_limit(start, per_byte)
-
-
-def _seconds(program: Program, arrays: Sequence[Any], job: Job, recorder: Recorder) -> float:
-    start = time.perf_counter()
-    interleave(program.segment(0, x, job, recorder) for x in arrays)
-    return time.perf_counter() - start

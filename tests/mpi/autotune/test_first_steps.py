@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 
 import numpy as np
 import pytest
 from mpi4py import MPI
+from session_cases import summed
 
 from espresso_mpi import Session, Tuning, optim
 from espresso_mpi.autotune import first_steps
@@ -39,29 +41,7 @@ def opened(open_session, **changes):
     return open_session(plan="auto", tuning=Tuning(**tuning), nodes=NODES, min_bytes=1000)
 
 
-def gradients(rank, step):
-    rng = np.random.default_rng([rank, step])
-    return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in SHAPES.items()}
-
-
-def train(session, steps, first=0, pushes=False):
-    """The sums over these steps of what came out, and of the mean over the ranks of what went in, in float64."""
-    world = MPI.COMM_WORLD
-    out, wanted = ({name: np.zeros(shape) for name, shape in SHAPES.items()} for _ in range(2))
-    for step in range(first, first + steps):
-        every = [gradients(rank, step) for rank in range(world.size)]
-        for name in SHAPES:
-            wanted[name] += np.mean([g[name].astype(np.float64) for g in every], axis=0)
-        grads = every[world.rank]
-        if pushes:
-            names = list(SHAPES) if world.rank % 2 == 0 else list(SHAPES)[::-1]
-            for handle in [session.push(name, grads[name]) for name in names]:
-                handle.wait()
-        else:
-            session.sync(grads)
-        for name in SHAPES:
-            out[name] += grads[name]
-    return out, wanted
+train = partial(summed, shapes=SHAPES)
 
 
 def error(found, name="w"):

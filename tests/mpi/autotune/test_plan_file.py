@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
 from mpi4py import MPI
+from session_cases import gradients, summed
 
 from espresso_mpi import Plan, Session, Strategy, Tuning
 from espresso_mpi.errors import ConfigError, MismatchError, NonFiniteError, StateError
@@ -35,36 +37,13 @@ def tuning(path, **changes):
     return Tuning(**{"compressors": (METHOD,), "accuracy": "fast", **how, **changes})
 
 
-def gradients(rank, step, shapes):
-    rng = np.random.default_rng([rank, step])
-    return {name: rng.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
-
-
-def train(session, steps, first=0, shapes=SHAPES, pushes=False):
-    """What came out and what went in, both summed over these steps, and the mean over the ranks of the latter."""
-    world = MPI.COMM_WORLD
-    out, wanted = ({name: np.zeros(shape) for name, shape in shapes.items()} for _ in range(2))
-    for step in range(first, first + steps):
-        every = [gradients(rank, step, shapes) for rank in range(world.size)]
-        grads = every[world.rank]
-        for name in shapes:
-            wanted[name] += np.mean([g[name].astype(np.float64) for g in every], axis=0)
-        if pushes:
-            names = list(shapes) if world.rank % 2 == 0 else list(shapes)[::-1]
-            handles = [session.push(name, grads[name]) for name in names]
-            for handle in handles:
-                handle.wait()
-        else:
-            session.sync(grads)
-        for name in shapes:
-            out[name] += grads[name]
-    return out, wanted
+train = partial(summed, shapes=SHAPES)
 
 
 def planned(session, shapes=SHAPES):
     """Train until a plan is chosen."""
     for step in itertools.count():
-        train(session, 1, step, shapes)
+        train(session, 1, step, shapes=shapes)
         if not session.planning:
             break
 
