@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from ..compressors import get
 from ..compressors.registry import split_specs
@@ -10,7 +11,7 @@ from ..errors import ConfigError
 from .defaults import Accuracy as Defaults
 from .loss_curves import LossCurve, Point
 from .optimizer_ways import FEEDBACK, OWN, Choice, Phases
-from .session_options import with_options
+from .session_options import for_optimizer, with_options
 from .workloads import workload_of
 
 AVERAGING = ("gloo", "push", "sync", "gradsync")
@@ -75,6 +76,7 @@ class Way:
         compressor: its spec, "none", "auto", or "auto@FILE" with a file for the plan.
         choice: the optimizer with its arguments; None for ``AVERAGING``.
         dense_steps: with which a session begins that averages gradients.
+        options: of the session that an optimizer sends its messages by.
     """
 
     spec: str
@@ -82,6 +84,7 @@ class Way:
     compressor: str
     choice: Choice | None = None
     dense_steps: int = 0
+    options: tuple[tuple[str, Any], ...] = ()
 
     @property
     def plans(self) -> bool:
@@ -181,9 +184,12 @@ def _known(spec: str) -> Way | None:
 
 def _way_of(spec: str) -> Way:
     named, _, compressor = spec.partition(":")
-    kind, dense_steps = named.partition("+")[0], 0
+    kind, dense_steps, options = named.partition("+")[0], 0, dict[str, Any]()
     if kind in OWN:
         compressor = compressor or OWN[kind]
+        named, options = for_optimizer(named)
+        if options and plans(compressor):
+            raise ConfigError(f"--ways {spec!r}; expected a compressor: a plan has routes of its own")
     elif kind in AVERAGING[1:] and compressor:
         _, options = with_options(named)
         dense_steps = options.get("dense_steps", 0)
@@ -201,4 +207,5 @@ def _way_of(spec: str) -> Way:
         raise ConfigError(f"--ways {spec!r}; expected a compressor: plans have no feedback of an optimizer's own")
     elif compressor != "none" and not plans(compressor):
         get(compressor)
-    return Way(spec, kind, compressor, Choice.of(named) if kind in OWN else None, dense_steps)
+    choice = Choice.of(named) if kind in OWN else None
+    return Way(spec, kind, compressor, choice, dense_steps, tuple(options.items()) if choice else ())

@@ -102,10 +102,11 @@ class Training:
 
 def _session(comm: Any, way: Way, seed: int) -> Session:
     """What an optimizer sends its messages by."""
-    how: dict[str, Any] = {"compressor": way.compressor}
+    how: dict[str, Any] = {"compressor": way.compressor, "feedback": FEEDBACK.get(way.kind, "auto")}
+    how |= dict(way.options)
     if way.plans:
-        how = {"plan": "auto", "tuning": tuning_of(way.compressor)}
-    session = Session(comm, seed=seed, feedback=FEEDBACK.get(way.kind, "auto"), **how)
+        how |= {"plan": "auto", "tuning": tuning_of(way.compressor), "compressor": "none"}
+    session = Session(comm, seed=seed, **how)
     session.judge_for(None)
     return session
 
@@ -117,7 +118,7 @@ def check(comm: Any, settings: AccuracySettings, ways: Sequence[Way]) -> None:
         ConfigError: an argument has a wrong value.
     """
     for way in ways:
-        if way.choice is not None and way.choice.options:
+        if way.choice is not None and (way.choice.options or way.options):
             with _session(comm, way, 0) as session:
                 way.choice.check(session, settings.phases)
 

@@ -6,15 +6,20 @@ from typing import Any
 
 from ..errors import ConfigError
 
+_OF_ALL = ("route", "feedback")
+"""Options that also the sessions of optimizers can have in the names of ways."""
+
 
 def with_options(way: str) -> tuple[str, dict[str, Any]]:
-    """The name of a way, and the options of its session: ``dense_steps`` and ``dense``, patterns with ``|`` between.
+    """The name of a way, and the options of its session, which averages gradients.
+
+    These are ``dense_steps`` and ``dense``, patterns with ``|`` between, and those of ``for_optimizer``.
 
     Raises:
         ConfigError: another option, or a number of steps that is none.
     """
-    name, *given = way.split("+")
-    options: dict[str, Any] = {}
+    named, options = for_optimizer(way)
+    name, *given = named.split("+")
     for part in given:
         key, _, value = part.partition("=")
         if key == "dense" and value:
@@ -22,5 +27,15 @@ def with_options(way: str) -> tuple[str, dict[str, Any]]:
         elif key == "dense_steps" and value.isdecimal():
             options[key] = int(value)
         else:
-            raise ConfigError(f"{way!r}: {part!r} after a '+'; expected dense_steps=60, or dense=head*|*embedding*")
+            raise ConfigError(
+                f"{way!r}: {part!r} after a '+'; expected dense_steps=60, dense=head*|*embedding*, feedback=none, "
+                "or route=flat-allgather"
+            )
     return name, options
+
+
+def for_optimizer(way: str) -> tuple[str, dict[str, Any]]:
+    """The name of a way without the ``route`` and the ``feedback`` of its session, and these."""
+    parts = [part.partition("=") for part in way.split("+")]
+    options = {key: value for key, _, value in parts if key in _OF_ALL and value}
+    return "+".join("".join(part) for part in parts if part[0] not in options), options

@@ -94,9 +94,12 @@ def test_ways_are_read_and_wrong_ones_refused():
     ]  # fmt: skip
     (partly,) = accuracy_runs.ways_of("sync+dense_steps=9+dense=head*|embed*:onebit")
     assert (partly.kind, partly.compressor, partly.dense_steps) == ("sync", "onebit", 9)
+    (routed,) = accuracy_runs.ways_of("demo+route=flat-allgather+sign=false:dct_topk")
+    assert (routed.kind, routed.compressor, routed.options) == ("demo", "dct_topk", (("route", "flat-allgather"),))
+    assert routed.choice is not None and routed.choice.options == (("sign", False),)
     for wrong in ("", "gradsync+dense_steps=x:int8", "gradsync+dense=:int8", "gloo+dense_steps=9:fp16",
                   "push+dense_steps=9:auto", "gloo:int8", "gradsync", "adamw", "gradsync:int9", "onebit-adam:int9",
-                  "ef21:auto",
+                  "ef21:auto", "onebit-adam+route=flat-allgather:auto", "push+feedback=none:auto", "gloo+route=x:fp16",
                   "gradsync+every=3:int8", "diloco+warmup=3", "onebit-adam+lr=1", "diloco+every",
                   "clan+eps=1"):  # fmt: skip
         with pytest.raises(ConfigError, match=r"expected|torch has|known|names none"):
