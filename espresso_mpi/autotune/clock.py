@@ -56,6 +56,33 @@ class RecordedStep:
     pushed: bool = False
 
 
+@dataclass(frozen=True)
+class Computing:
+    """What usually comes before the messages of a step, on one rank.
+
+    Attributes:
+        first: seconds until the first tensor comes; last: until the last one.
+    """
+
+    first: float
+    last: float
+
+    @classmethod
+    def of(cls, steps: Iterable[RecordedStep]) -> Computing:
+        """The medians of steps, which have tensors."""
+        first, last = np.median([(step.ready.min(), step.ready.max()) for step in steps], axis=0)
+        return cls(float(first), float(last))
+
+    def other_work(self, step: RecordedStep) -> float:
+        """Seconds by which other work delayed a step, such as a validation or a checkpoint before it; mostly 0.
+
+        It delays all tensors by more than computing them usually takes. That messages make computing slower does not
+        delay the first one, and that tensors come together does not delay the last one.
+        """
+        later = min(float(step.ready.min()) - self.first, float(step.ready.max()) - self.last)
+        return later if later > self.last else 0.0
+
+
 class StepClock:
     """Tells steps apart: a step ends when a tensor comes that it already had; what is between two steps is compute.
 

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 
-from ..tuning import LIKE_FP32
+from ..tuning import FOR_MOMENTA
 from ..types import Plan
 from .tried import BEHIND, Tried
 
@@ -114,7 +114,7 @@ def _tells_of_messages(one: Tried) -> bool:
 def _encodes_quickly(plan: Plan) -> bool:
     """Whether its compressors take about the same time, so that messages are what makes plans of this kind differ."""
     found = {spec.partition(":")[0] for spec in methods(plan)}
-    return bool(found) and found <= {*LIKE_FP32}
+    return bool(found) and found <= {*FOR_MOMENTA}
 
 
 def methods(plan: Plan) -> frozenset[str]:

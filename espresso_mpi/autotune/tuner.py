@@ -22,7 +22,7 @@ from ..options import Options
 from ..tuning import Tuning
 from ..types import Plan, TensorSpec
 from . import room
-from .clock import CallKey, RecordedStep, StepClock
+from .clock import CallKey, Computing, RecordedStep, StepClock
 from .fidelity import Fidelity
 from .next_run import NextRun
 from .trials import More, Spent, Trials
@@ -78,6 +78,7 @@ class Tuner:
         self.first = FirstSteps(transport, tuning, options, adopt)
         self._tensors: frozenset[TensorSpec] = frozenset()
         self._noted: RecordedStep | None = None
+        self._computing = Computing(0.0, 0.0)
         self._workload: Workload
         self._roomy: set[str] = set()
         self._pushed = False
@@ -277,7 +278,8 @@ class Tuner:
         alike, plan = [step for step in watched if frozenset(step.specs) == self._tensors], self._options().plan
         before, measuring = map(float, floats(self._transport, clock.seconds, measuring).max(axis=0))
         count = int(floats(self._transport, len(alike)).min())  # a rank may have failed in a step of its own
-        each = floats(self._transport, *(step.seconds for step in alike[-count:])).max(axis=0).tolist()
+        self._computing = Computing.of(alike[-count:])
+        each = _agreed(self._transport, alike[-count:], self._computing, count)
         measuring += 0 if anew else self.first.measuring
         elapsed = before + measuring + self.first.waited
         if self._followed is not None:
@@ -299,10 +301,10 @@ class Tuner:
 
         plan, count = trials.current, trials.pause or trials.ahead
         new = itertools.takewhile(lambda step: step is not self._noted, reversed(clock.steps))
-        alike = [step.seconds if frozenset(step.specs) == self._tensors else math.nan for step in new][count - 1 :: -1]
+        alike = [step if frozenset(step.specs) == self._tensors else None for step in new][count - 1 :: -1]
         self._noted = clock.steps[-1]
-        each = [_median(alike)] if trials.pause else [math.nan] * (count - len(alike)) + alike
-        for seconds in [autoplan.slowest(self._transport, one) for one in each]:
+        each = _agreed(self._transport, alike, self._computing, count)
+        for seconds in [_median(each)] if trials.pause else each:
             trials.step_ended(seconds)
             if trials.pause or trials.current is not plan:
                 break
@@ -346,6 +348,22 @@ class Tuner:
 def _harms(plan: Plan, workload: Workload) -> bool:
     """Whether a tensor travels by a compressor from which it is barred."""
     return any(plan.strategy(tensor.name).compressor in tensor.barred for tensor in workload.tensors)
+
+
+def _agreed(
+    transport: Transport, steps: Sequence[RecordedStep | None], computing: Computing, count: int
+) -> list[float]:  # fmt: skip
+    """Seconds of steps on the slowest rank, without other work. Collective.
+
+    A rank that has other work makes the others wait for as long.
+
+    Args:
+        steps: the last of ``count``. NaN are the seconds of one that was not recorded, or had other tensors: None.
+    """
+    known = [(math.nan, 0.0) if step is None else (step.seconds, computing.other_work(step)) for step in steps]
+    rows = [(math.nan, 0.0)] * (count - len(known)) + known
+    latest = floats(transport, *np.ravel(rows)).max(axis=0).reshape(-1, 2)
+    return [float(seconds - other) for seconds, other in latest]
 
 
 def _median(times: Sequence[float]) -> float:

@@ -12,7 +12,7 @@ from mpi4py import MPI
 from planner_cases import slow_network
 
 from espresso_mpi import Plan, Session, Strategy, Tuning, optim
-from espresso_mpi.autotune import autoplan
+from espresso_mpi.autotune import autoplan, tuner
 from espresso_mpi.autotune.autoplan import recorded
 from espresso_mpi.autotune.clock import RecordedStep
 from espresso_mpi.compressors import get
@@ -301,6 +301,16 @@ def nbytes_by(plan):
     return sum(4 * n if specs[name] == "none" else get(specs[name]).nbytes(n) for name, n in sizes.items())
 
 
+def by_bytes(session):
+    """Steps take as long as the bytes of the session's plan say."""
+
+    def agreed(transport, steps, computing, count):
+        each = [float("nan") if step is None else 1e-6 * nbytes_by(session.plan) for step in steps]
+        return [float("nan")] * (count - len(each)) + each
+
+    return agreed
+
+
 @pytest.mark.parametrize(("accuracy", "rule"), [("safe", None), ("balanced", "adam"), ("safe", "sgd"), ("fast", None)])
 def test_only_the_fast_level_may_choose_what_spoils_the_optimizers_moments(
     world, open_session, caplog, monkeypatch, accuracy, rule
@@ -311,12 +321,8 @@ def test_only_the_fast_level_may_choose_what_spoils_the_optimizers_moments(
     tuning = Tuning(CHOICE, accuracy=accuracy, optimizer=rule, budget=1e6, **HURRY)
     with caplog.at_level("INFO", "espresso_mpi"):
         session = open_session(plan="auto", tuning=tuning, nodes=nodes)
-
-        def by_bytes(transport, seconds):
-            return seconds if np.isnan(seconds) else 1e-6 * nbytes_by(session.plan)
-
         monkeypatch.setattr(autoplan, "profiled", lambda *given, **options: slow_network(SIZE, CHOICE))
-        monkeypatch.setattr(autoplan, "slowest", by_bytes)
+        monkeypatch.setattr(tuner, "_agreed", by_bytes(session))
         train_until_planned(session, world.rank)
     used = {strategy.compressor for strategy in session.plan.strategies.values()}
     dropped = everyone(world, session.plan.forecast.dropped)
@@ -339,12 +345,8 @@ def test_momenta_may_travel_by_fewer_bits_than_gradients(world, open_session, mo
         pytest.skip("alone there is nothing to choose")
     known = (*LIKE_FP32, "int2", "onebit")
     session = open_session(plan="auto", tuning=Tuning(budget=1e6, **HURRY), nodes=[[rank] for rank in range(SIZE)])
-
-    def by_bytes(transport, seconds):
-        return seconds if np.isnan(seconds) else 1e-6 * nbytes_by(session.plan)
-
     monkeypatch.setattr(autoplan, "profiled", lambda *given, **options: slow_network(SIZE, known))
-    monkeypatch.setattr(autoplan, "slowest", by_bytes)
+    monkeypatch.setattr(tuner, "_agreed", by_bytes(session))
     params = {key: np.ones(shape, np.float32) for key, shape in SHAPES.items()}
     warmup = {"warmup": 4} if name == "OnebitAdam" else {}
     optimizer, step = getattr(optim, name)(params, session, lr=1e-3, **warmup), 0

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
-from espresso_mpi.autotune.clock import StepClock
+from espresso_mpi.autotune import tuner
+from espresso_mpi.autotune.clock import Computing, RecordedStep, StepClock
 from espresso_mpi.errors import ConfigError
 from espresso_mpi.tuning import Tuning
 from espresso_mpi.types import TensorSpec
@@ -26,6 +29,27 @@ def called(clock, specs, kind="sync"):
     if clock.begins(names):
         clock.end_step((kind, names[0]), names)
     clock.called((kind, specs[0].name), specs)
+
+
+def a_step(*ready, seconds=5.0):
+    return RecordedStep((A, B)[: len(ready)], np.array(ready), seconds)
+
+
+def test_other_work_before_a_step_is_no_part_of_it_on_any_rank(monkeypatch):
+    """Neither messages that slow the backward pass down, nor tensors that come together, are other work."""
+    usual = Computing.of([a_step(1.0, 3.0), a_step(1.1, 2.9), a_step(4.0, 9.0)])
+    assert usual == Computing(1.1, 3.0)
+    for ready in ((1.0, 3.0), (1.1, 9.0), (9.0, 3.0), (3.9, 5.8)):
+        assert usual.other_work(a_step(*ready)) == 0.0
+    assert usual.other_work(a_step(5.1, 6.9)) == pytest.approx(3.9)
+    rows = []
+    monkeypatch.setattr(tuner, "floats", lambda transport, *mine: np.array([*rows, mine]))
+    evaluating, usual_step = a_step(5.1, 6.9, seconds=9.0), a_step(1.1, 3.0)
+    waits = [math.nan, 0.0, math.nan, 0.0, 9.5, 0.0, 5.5, 0.0]  # a rank that only waits for another one's other work
+    for rows in ([], [waits]):
+        seconds = tuner._agreed(None, [None, evaluating, usual_step], usual, 4)
+        assert np.isnan(seconds[:2]).all()
+        assert seconds[2:] == pytest.approx([9.0 - 3.9, 5.0] if not rows else [9.5 - 3.9, 5.5])
 
 
 def test_steps_of_sync_begin_where_the_last_wait_ended():
