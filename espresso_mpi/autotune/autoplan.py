@@ -34,7 +34,7 @@ from ..planner.plan import described, plan
 from ..planner.planfile import from_json, to_json
 from ..planner.search.baselines import Case
 from ..planner.search.game import is_ready
-from ..tuning import ALWAYS_ACCURATE, Tuning
+from ..tuning import ALWAYS_ACCURATE, LIKE_FP32, Tuning
 from ..types import DeviceKind, MadeFor, Plan, Route, Strategy, TensorSpec
 from .clock import RecordedStep
 from .measuring_session import opener
@@ -100,13 +100,14 @@ class AccurateWay:
 
 
 def accurate_way(
-    topology: Topology, options: Options, tuning: Tuning, specs: Sequence[TensorSpec], pushed: bool
+    topology: Topology, options: Options, tuning: Tuning, specs: Sequence[TensorSpec], pushed: bool, momenta: bool
 ) -> AccurateWay | None:  # fmt: skip
-    """The fixed way with the smallest payloads whose compressor no ``accuracy`` leaves out.
+    """The fixed way with the smallest payloads whose compressor no ``accuracy`` leaves out; for ``momenta``, by 4 bits.
 
     Steps with other tensors can follow it, too. None if none is allowed, or if a tensor is on a GPU.
     """
-    allowed = tuple(text for text in tuning.compressors if text.partition(":")[0] in ALWAYS_ACCURATE)
+    accurate = LIKE_FP32 if momenta else ALWAYS_ACCURATE
+    allowed = tuple(text for text in tuning.compressors if text.partition(":")[0] in accurate)
     tensors = tuple(WorkloadTensor(s.name, s.size, 0.0, s.dtype, s.shape) for s in specs if s.dtype and s.size)
     if not (tensors and allowed) or any(spec.device == "gpu" for spec in specs):
         return None

@@ -73,14 +73,13 @@ class Computing:
         first, last = np.median([(step.ready.min(), step.ready.max()) for step in steps], axis=0)
         return cls(float(first), float(last))
 
-    def other_work(self, step: RecordedStep) -> float:
-        """Seconds by which other work delayed a step, such as a validation or a checkpoint before it; mostly 0.
+    def is_late(self, step: RecordedStep) -> bool:
+        """Whether other work delayed a step, such as a validation or a checkpoint before it.
 
         It delays all tensors by more than computing them usually takes. That messages make computing slower does not
         delay the first one, and that tensors come together does not delay the last one.
         """
-        later = min(float(step.ready.min()) - self.first, float(step.ready.max()) - self.last)
-        return later if later > self.last else 0.0
+        return min(float(step.ready.min()) - self.first, float(step.ready.max()) - self.last) > self.last
 
 
 class StepClock:

@@ -100,9 +100,10 @@ class FirstSteps:
             rate, name = 1e-6 / self._seconds_per_byte, strategy.compressor
             _LOG.info("the network sums %.3g MB/s: the first steps, which are watched, travel by %s", rate, name)
 
-    def ended(self, clock: StepClock) -> None:
+    def ended(self, clock: StepClock, momenta: bool) -> None:
         """The first step has ended: compress the others if dense ones would wait long for messages, and only then.
 
+        Momenta, which change slowly, travel by ``int4`` if it is allowed: it loses less than what they may travel by.
         The rank that came last waited for messages alone, if its gradients are not computed by a GPU meanwhile.
         """
         waited = float(floats(self._transport, clock.wait).min())
@@ -111,7 +112,7 @@ class FirstSteps:
         to_come = max(1, self._tuning.skip) - 1 + self._tuning.steps
         way = None
         if dense * to_come >= _WAITED * self._tuning.budget_for(0.0):
-            way = self._way(clock.specs, clock.pushed)
+            way = self._way(clock.specs, clock.pushed, momenta)
         digests = floats(self._transport, 0.0 if way is None else float(int(way.plan.digest[:12], 16)))
         if way is not None and digests.min() == digests.max():  # a call may have failed on one rank
             self.waited, self.dense, self.shrinks = waited, dense, way.shrinks
@@ -135,13 +136,13 @@ class FirstSteps:
 
         None if no compressor is allowed, or if such tensors are small for ``min_bytes``.
         """
-        way = self._way([TensorSpec("any", (_SIZES[-1],), "float32")], pushed=False)
+        way = self._way([TensorSpec("any", (_SIZES[-1],), "float32")], pushed=False, momenta=False)
         strategy = None if way is None else way.plan.strategy("any")
         return None if strategy is None or strategy.compressor == "none" else strategy
 
-    def _way(self, specs: Sequence[TensorSpec], pushed: bool) -> autoplan.AccurateWay | None:
+    def _way(self, specs: Sequence[TensorSpec], pushed: bool, momenta: bool) -> autoplan.AccurateWay | None:
         without = replace(self._options(), plan=None)
-        return autoplan.accurate_way(self._transport.topology, without, self._tuning, specs, pushed)
+        return autoplan.accurate_way(self._transport.topology, without, self._tuning, specs, pushed, momenta)
 
 
 def _network_and_codec(transport: Transport, method: Compressor) -> tuple[float, float]:

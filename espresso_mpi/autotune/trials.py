@@ -225,15 +225,14 @@ class Trials:
     def _tries(self, one: Tried) -> Generator[Plan, float, None]:
         """A turn of a new plan. It and the best of the others have another one if it is somewhat quicker, or should be.
 
-        No pause is before it if it should be, because larger payloads are the quickest so far: each step of the pause
-        would cost what it saves. Nor if it may soon pay, and is prepared: with no more bytes than the quickest, and
-        pushes at another time.
+        No pause is before it if it may soon pay, and is prepared: with no more bytes than the quickest, and pushes at
+        another time.
         """
         prepared = any(other.times and are_twins(one.plan, other.plan) for other in self._tried)
-        should_be = self._payloads.may_be_quickest(one)
-        if not (should_be or (prepared and self._payloads.is_no_larger(one))):
+        if not (prepared and self._payloads.is_no_larger(one)):
             yield from self._pauses(self._expected(one))
         others = [other for other in self._tried if other.times and not other.refused]
+        should_be = self._payloads.may_be_quickest(one)
         yield from self._turn(one)
         best = min(others, key=lambda other: other.seconds, default=one)
         disturbed = should_be and best.seconds <= one.seconds <= HOPELESS * best.seconds

@@ -23,7 +23,7 @@ from ..tuning import Tuning
 from ..types import Plan, TensorSpec
 from . import room
 from .clock import CallKey, Computing, RecordedStep, StepClock
-from .fidelity import Fidelity
+from .fidelity import OF_MOMENTA, Fidelity
 from .next_run import NextRun
 from .trials import More, Spent, Trials
 from .tried import Trial
@@ -78,7 +78,7 @@ class Tuner:
         self.first = FirstSteps(transport, tuning, options, adopt)
         self._tensors: frozenset[TensorSpec] = frozenset()
         self._noted: RecordedStep | None = None
-        self._computing = Computing(0.0, 0.0)
+        self._computing, self._late = Computing(0.0, 0.0), False
         self._workload: Workload
         self._roomy: set[str] = set()
         self._pushed = False
@@ -193,7 +193,7 @@ class Tuner:
     def _first_ended(self, clock: StepClock) -> None:
         """Choose how the other steps travel that are watched. Collective."""
         self._pushed = clock.pushed
-        self.first.ended(clock)
+        self.first.ended(clock, self.fidelity.known_rule(self._transport) in OF_MOMENTA)
 
     def _plan_if_long(self, clock: StepClock, watched: int) -> None:
         """Plan at once if the steps take so long that watching more of them would cost much. Collective."""
@@ -279,7 +279,7 @@ class Tuner:
         before, measuring = map(float, floats(self._transport, clock.seconds, measuring).max(axis=0))
         count = int(floats(self._transport, len(alike)).min())  # a rank may have failed in a step of its own
         self._computing = Computing.of(alike[-count:])
-        each = _agreed(self._transport, alike[-count:], self._computing, count)
+        each = floats(self._transport, *(step.seconds for step in alike[-count:])).max(axis=0).tolist()
         measuring += 0 if anew else self.first.measuring
         elapsed = before + measuring + self.first.waited
         if self._followed is not None:
@@ -303,7 +303,7 @@ class Tuner:
         new = itertools.takewhile(lambda step: step is not self._noted, reversed(clock.steps))
         alike = [step if frozenset(step.specs) == self._tensors else None for step in new][count - 1 :: -1]
         self._noted = clock.steps[-1]
-        each = _agreed(self._transport, alike, self._computing, count)
+        each, self._late = _agreed(self._transport, alike, count, self._computing, self._late)
         for seconds in [_median(each)] if trials.pause else each:
             trials.step_ended(seconds)
             if trials.pause or trials.current is not plan:
@@ -351,19 +351,21 @@ def _harms(plan: Plan, workload: Workload) -> bool:
 
 
 def _agreed(
-    transport: Transport, steps: Sequence[RecordedStep | None], computing: Computing, count: int
-) -> list[float]:  # fmt: skip
-    """Seconds of steps on the slowest rank, without other work. Collective.
+    transport: Transport, steps: Sequence[RecordedStep | None], count: int, computing: Computing, late: bool
+) -> tuple[list[float], bool]:  # fmt: skip
+    """Seconds of steps on the slowest rank, and whether other work delayed the last one on any. Collective.
 
-    A rank that has other work makes the others wait for as long.
+    NaN: a step was not recorded, had other tensors (None), or other work delayed it, and not the step before as well:
+    if all are late, this is how long steps take now.
 
     Args:
-        steps: the last of ``count``. NaN are the seconds of one that was not recorded, or had other tensors: None.
+        steps: the last of ``count``; late: whether the step before was.
     """
-    known = [(math.nan, 0.0) if step is None else (step.seconds, computing.other_work(step)) for step in steps]
+    known = [(math.nan, 0.0) if step is None else (step.seconds, float(computing.is_late(step))) for step in steps]
     rows = [(math.nan, 0.0)] * (count - len(known)) + known
-    latest = floats(transport, *np.ravel(rows)).max(axis=0).reshape(-1, 2)
-    return [float(seconds - other) for seconds, other in latest]
+    seconds, delayed = floats(transport, *np.ravel(rows)).max(axis=0).reshape(-1, 2).T
+    alone = (delayed > 0) & ~(np.append(float(late), delayed[:-1]) > 0)
+    return np.where(alone, math.nan, seconds).tolist(), bool(delayed[-1])
 
 
 def _median(times: Sequence[float]) -> float:

@@ -76,7 +76,7 @@ class Way:
         compressor: its spec, "none", "auto", or "auto@FILE" with a file for the plan.
         choice: the optimizer with its arguments; None for ``AVERAGING``.
         dense_steps: with which a session begins that averages gradients.
-        options: of the session that an optimizer sends its messages by.
+        options: of its session.
     """
 
     spec: str
@@ -188,13 +188,9 @@ def _way_of(spec: str) -> Way:
     if kind in OWN:
         compressor = compressor or OWN[kind]
         named, options = for_optimizer(named)
-        if options and plans(compressor):
-            raise ConfigError(f"--ways {spec!r}; expected a compressor: a plan has routes of its own")
     elif kind in AVERAGING[1:] and compressor:
         _, options = with_options(named)
         dense_steps = options.get("dense_steps", 0)
-        if options and plans(compressor):
-            raise ConfigError(f"--ways {spec!r}; expected a compressor: a plan says which tensors are dense")
     elif named not in AVERAGING or not compressor:
         raise ConfigError(
             f"--ways {spec!r}; expected {', '.join(AVERAGING)} with a method after a colon, or one of "
@@ -207,5 +203,9 @@ def _way_of(spec: str) -> Way:
         raise ConfigError(f"--ways {spec!r}; expected a compressor: plans have no feedback of an optimizer's own")
     elif compressor != "none" and not plans(compressor):
         get(compressor)
+    if options and plans(compressor):
+        raise ConfigError(f"--ways {spec!r}; expected a compressor: a session that plans takes no {', '.join(options)}")
+    if kind in FEEDBACK and "feedback" in options:
+        raise ConfigError(f"--ways {spec!r}; expected no feedback: {kind} has its own, {FEEDBACK[kind]}")
     choice = Choice.of(named) if kind in OWN else None
-    return Way(spec, kind, compressor, choice, dense_steps, tuple(options.items()) if choice else ())
+    return Way(spec, kind, compressor, choice, dense_steps, tuple(options.items()))

@@ -101,7 +101,7 @@ class Training:
 
 
 def _session(comm: Any, way: Way, seed: int) -> Session:
-    """What an optimizer sends its messages by."""
+    """What a way sends its messages by."""
     how: dict[str, Any] = {"compressor": way.compressor, "feedback": FEEDBACK.get(way.kind, "auto")}
     how |= dict(way.options)
     if way.plans:
@@ -112,15 +112,18 @@ def _session(comm: Any, way: Way, seed: int) -> Session:
 
 
 def check(comm: Any, settings: AccuracySettings, ways: Sequence[Way]) -> None:
-    """Make every optimizer that has arguments once, before the first run. Collective.
+    """Open every session that has options once, and make every optimizer with arguments, before the first run.
+
+    Collective.
 
     Raises:
-        ConfigError: an argument has a wrong value.
+        ConfigError: an option or an argument has a wrong value.
     """
     for way in ways:
-        if way.choice is not None and (way.choice.options or way.options):
+        if way.options or (way.choice is not None and way.choice.options):
             with _session(comm, way, 0) as session:
-                way.choice.check(session, settings.phases)
+                if way.choice is not None:
+                    way.choice.check(session, settings.phases)
 
 
 def train(

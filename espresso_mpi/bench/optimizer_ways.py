@@ -210,9 +210,9 @@ class Choice:
         """Make the optimizer once without a model, so that an argument is refused before the first run.
 
         Raises:
-            ConfigError: an argument has a wrong value.
+            ConfigError: an argument has a wrong value, or the session has a feedback that it cannot use.
         """
-        if self.options:
+        if self.name in _OWN | LOCAL:
             self.make({"weight": np.zeros(1, np.float32)}, session, self.phases(phases))
 
     def make(self, params: dict[str, Any], session: Session, phases: Phases) -> Any:

@@ -23,7 +23,7 @@ def with_options(way: str) -> tuple[str, dict[str, Any]]:
     for part in given:
         key, _, value = part.partition("=")
         if key == "dense" and value:
-            options[key] = value.split("|")
+            options[key] = tuple(value.split("|"))
         elif key == "dense_steps" and value.isdecimal():
             options[key] = int(value)
         else:
@@ -35,7 +35,14 @@ def with_options(way: str) -> tuple[str, dict[str, Any]]:
 
 
 def for_optimizer(way: str) -> tuple[str, dict[str, Any]]:
-    """The name of a way without the ``route`` and the ``feedback`` of its session, and these."""
+    """The name of a way without the ``route`` and the ``feedback`` of its session, and these.
+
+    Raises:
+        ConfigError: one of them comes twice, or has no value.
+    """
     parts = [part.partition("=") for part in way.split("+")]
-    options = {key: value for key, _, value in parts if key in _OF_ALL and value}
+    given = [(key, value) for key, _, value in parts if key in _OF_ALL]
+    options: dict[str, Any] = dict(given)
+    if len(options) < len(given) or not all(options.values()):
+        raise ConfigError(f"{way!r}: expected at most one route=… and one feedback=…, with a value each")
     return "+".join("".join(part) for part in parts if part[0] not in options), options

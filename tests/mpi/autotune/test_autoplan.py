@@ -304,9 +304,9 @@ def nbytes_by(plan):
 def by_bytes(session):
     """Steps take as long as the bytes of the session's plan say."""
 
-    def agreed(transport, steps, computing, count):
+    def agreed(transport, steps, count, computing, late):
         each = [float("nan") if step is None else 1e-6 * nbytes_by(session.plan) for step in steps]
-        return [float("nan")] * (count - len(each)) + each
+        return [float("nan")] * (count - len(each)) + each, False
 
     return agreed
 

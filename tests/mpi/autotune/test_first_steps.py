@@ -156,6 +156,11 @@ def test_a_warm_up_sends_no_dense_gradients_on_a_slow_network(open_session, netw
     for step in range(6):
         optimizer.step({"w": np.full(SHAPES["w"], step + 1.0, np.float32)})
     assert sent == ["int8"] * 6
+    compressors = []
+    for step in range(6, 9):
+        optimizer.step({"w": np.full(SHAPES["w"], step + 1.0, np.float32)})
+        compressors.append(session.plan.strategy("w").compressor)
+    assert compressors == ["int8", "int4", "int4"], "momenta are watched by four bits"
 
 
 @pytest.mark.parametrize(("rate", "last"), [(2e6, 1 << 16), (50e6, 1 << 20), (5e9, 1 << 20)])

@@ -445,18 +445,29 @@ def test_there_is_a_pause_before_the_first_plan_if_it_is_known_to_be_long():
     assert training(Trials(fixed, 100, spent=spent, share=0.05), {"int8": 2.5, "dense": 20.0}, 60)[:60] == ["int8"] * 60
 
 
-@pytest.mark.parametrize("steps", [{"onebit": 0.3}, {"onebit": 0.3, "int2": 0.2}, {"onebit": 0.9, "int2": 0.7}])
-def test_no_pause_is_before_smaller_payloads_that_should_be_the_quickest(steps):
-    """Momenta: each step of a pause by larger payloads would cost more than a trial."""
-    names = ("onebit", "int2", "int4", "int8")
-    lengths = {"int2": 0.4, "int4": 0.6, "int8": 1.0, **steps}
+@pytest.mark.parametrize(
+    ("steps", "best"),
+    [
+        ({}, "onebit"),
+        ({"int2": 0.2}, "int2"),
+        ({"onebit": 0.9, "int2": 0.7}, "int4"),
+        ({"onebit": 0.5, "int2": 0.66, "int4": 0.4, "int8": 0.7}, "int4"),
+        ({"onebit": 0.5, "int2": 0.66, "int4": 0.7, "int8": 0.9, "fp16": 0.3}, "fp16"),
+    ],
+    ids=["smallest", "quicker", "slow", "known", "far"],
+)
+def test_momenta_travel_first_by_the_smallest_payloads(steps, best):
+    """What ``onebit`` and ``int2`` differ by rules out no payloads that are far larger, or known to take less."""
+    names = ("onebit", "int2", "int4", "int8", "fp16")
+    lengths = {"onebit": 0.3, "int2": 0.5, "int4": 0.6, "int8": 1.0, "fp16": 1.5, "dense": 9.0, **steps}
     plans = {name: candidate(name, Strategy(name, "flat-allgather")) for name in names}
     dense = candidate("dense", DENSE)
-    spent = Spent(6.0, 6, dense_at_most=9.0, known={plans["int8"].digest: ([1.0], [1.0] * 5)}, elapsed=6.0)
-    nbytes = {plan.digest: size for plan, size in zip((*plans.values(), dense), (1, 2, 4, 8, 32))}
+    known = {plans["int8"].digest: ([lengths["int8"]], [lengths["int8"]] * 5)}
+    nbytes = {plan.digest: size for plan, size in zip((*plans.values(), dense), (1, 2, 4, 8, 16, 32))}
+    spent = Spent(6.0, 6, dense_at_most=9.0, known=known, elapsed=6.0)
     trials = Trials([*plans.values(), dense], 100, spent=spent, payload_bytes=nbytes, share=0.03)
-    followed = training(trials, {**lengths, "dense": 9.0}, 400)
-    assert followed[:5] == ["onebit"] * 5 and followed[-1] == min(lengths, key=lambda name: lengths[name])
+    followed = training(trials, lengths, 800)
+    assert followed[:5] == ["onebit"] * 5 and followed[-1] == best
 
 
 def both_ways(*names):

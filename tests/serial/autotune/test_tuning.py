@@ -35,21 +35,26 @@ def a_step(*ready, seconds=5.0):
     return RecordedStep((A, B)[: len(ready)], np.array(ready), seconds)
 
 
-def test_other_work_before_a_step_is_no_part_of_it_on_any_rank(monkeypatch):
+def test_a_step_that_other_work_delays_does_not_count_unless_all_are_late(monkeypatch):
     """Neither messages that slow the backward pass down, nor tensors that come together, are other work."""
     usual = Computing.of([a_step(1.0, 3.0), a_step(1.1, 2.9), a_step(4.0, 9.0)])
     assert usual == Computing(1.1, 3.0)
     for ready in ((1.0, 3.0), (1.1, 9.0), (9.0, 3.0), (3.9, 5.8)):
-        assert usual.other_work(a_step(*ready)) == 0.0
-    assert usual.other_work(a_step(5.1, 6.9)) == pytest.approx(3.9)
-    rows = []
-    monkeypatch.setattr(tuner, "floats", lambda transport, *mine: np.array([*rows, mine]))
-    evaluating, usual_step = a_step(5.1, 6.9, seconds=9.0), a_step(1.1, 3.0)
-    waits = [math.nan, 0.0, math.nan, 0.0, 9.5, 0.0, 5.5, 0.0]  # a rank that only waits for another one's other work
-    for rows in ([], [waits]):
-        seconds = tuner._agreed(None, [None, evaluating, usual_step], usual, 4)
-        assert np.isnan(seconds[:2]).all()
-        assert seconds[2:] == pytest.approx([9.0 - 3.9, 5.0] if not rows else [9.5 - 3.9, 5.5])
+        assert not usual.is_late(a_step(*ready))
+    late, punctual = a_step(5.1, 6.9, seconds=9.0), a_step(1.1, 3.0)
+    assert usual.is_late(late)
+    others: list[list[float]] = []
+    monkeypatch.setattr(tuner, "floats", lambda transport, *mine: np.array([*others, mine]))
+
+    def agreed(*steps, count=3, before=False):
+        seconds, last = tuner._agreed(None, steps, count, usual, before)
+        return [None if math.isnan(one) else one for one in seconds], last
+
+    assert agreed(None, late, punctual, count=4) == ([None, None, None, 5.0], False)
+    assert agreed(punctual, late, late) == ([5.0, None, 9.0], True)
+    assert agreed(late, punctual, late, before=True) == ([9.0, 5.0, None], True)
+    others = [[5.5, 0.0, 9.5, 0.0, 5.5, 1.0]]  # a rank that waited for this one, and then had other work itself
+    assert agreed(punctual, late, punctual) == ([5.5, None, 5.5], True)
 
 
 def test_steps_of_sync_begin_where_the_last_wait_ended():

@@ -100,6 +100,7 @@ def test_ways_are_read_and_wrong_ones_refused():
     for wrong in ("", "gradsync+dense_steps=x:int8", "gradsync+dense=:int8", "gloo+dense_steps=9:fp16",
                   "push+dense_steps=9:auto", "gloo:int8", "gradsync", "adamw", "gradsync:int9", "onebit-adam:int9",
                   "ef21:auto", "onebit-adam+route=flat-allgather:auto", "push+feedback=none:auto", "gloo+route=x:fp16",
+                  "ef21+feedback=none:onebit", "demo+route=flat+route=flat-allgather", "sync+feedback=:int8",
                   "gradsync+every=3:int8", "diloco+warmup=3", "onebit-adam+lr=1", "diloco+every",
                   "clan+eps=1"):  # fmt: skip
         with pytest.raises(ConfigError, match=r"expected|torch has|known|names none"):
