@@ -6,13 +6,9 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 
-from ..tuning import FOR_MOMENTA
+from ..tuning import FOR_MOMENTA, LIKE_FP32
 from ..types import Plan
 from .tried import BEHIND, Tried
-
-_FAR = 8.0
-"""How far the bytes of a plan may be from those of two others, in times what these differ by, to tell its seconds by
-theirs. From ``int4`` and ``int8`` to uncompressed ones it is seven times."""
 
 HOPELESS = 1.5
 """A plan is not tried if its predicted step is this many times the shortest predicted one: the model errs, but less.
@@ -49,8 +45,8 @@ class PayloadCosts:
         """Whether messages alone make a plan far too long, by what the bytes of others have taken.
 
         Two plans that send at the same time in the step show it if the larger one takes clearly longer, and no plan
-        that sends still more took less. A plan without compression may save as much by its missing encodes as the
-        quickest takes.
+        that sends still more took less. ``onebit`` and ``int2`` differ by too few bytes for that. A plan without
+        compression may save as much by its missing encodes as the quickest takes.
         """
         best = min(self._tried, key=lambda other: other.seconds)
         limit = HOPELESS * best.seconds * (1 if compresses(one.plan) else 2)
@@ -59,10 +55,9 @@ class PayloadCosts:
         more = self._bytes_of(one) - self._bytes_of(best)
         return any(
             self._bytes_of(large) <= self._bytes_of(one)
-            and more <= _FAR * (self._bytes_of(large) - self._bytes_of(small))
             and best.seconds + more * self._seconds_per_byte(small, large) > limit
             for small, large in itertools.permutations(filter(_tells_of_messages, self._tried), 2)
-            if self._is_slower_by_bytes(large, small)
+            if self._is_slower_by_bytes(large, small) and _families(large.plan) <= {*LIKE_FP32}
         )
 
     def at_most(self, one: Tried) -> float:
@@ -119,8 +114,13 @@ def _tells_of_messages(one: Tried) -> bool:
 
 def _encodes_quickly(plan: Plan) -> bool:
     """Whether its compressors take about the same time, so that messages are what makes plans of this kind differ."""
-    found = {spec.partition(":")[0] for spec in methods(plan)}
+    found = _families(plan)
     return bool(found) and found <= {*FOR_MOMENTA}
+
+
+def _families(plan: Plan) -> set[str]:
+    """The names of its compressors, without parameters."""
+    return {spec.partition(":")[0] for spec in methods(plan)}
 
 
 def methods(plan: Plan) -> frozenset[str]:

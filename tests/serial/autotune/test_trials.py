@@ -452,12 +452,12 @@ def test_there_is_a_pause_before_the_first_plan_if_it_is_known_to_be_long():
         ({"int2": 0.2}, "int2"),
         ({"onebit": 0.9, "int2": 0.7}, "int4"),
         ({"onebit": 0.5, "int2": 0.66, "int4": 0.4, "int8": 0.7}, "int4"),
-        ({"onebit": 0.5, "int2": 0.66, "int4": 0.7, "int8": 0.9, "fp16": 0.3}, "fp16"),
+        ({"onebit": 0.5, "int2": 0.66, "int4": 0.64, "int8": 0.64, "fp16": 0.3}, "fp16"),
     ],
     ids=["smallest", "quicker", "slow", "known", "far"],
 )
 def test_momenta_travel_first_by_the_smallest_payloads(steps, best):
-    """What ``onebit`` and ``int2`` differ by rules out no payloads that are far larger, or known to take less."""
+    """What ``onebit`` and ``int2`` differ by rules out no larger payloads."""
     names = ("onebit", "int2", "int4", "int8", "fp16")
     lengths = {"onebit": 0.3, "int2": 0.5, "int4": 0.6, "int8": 1.0, "fp16": 1.5, "dense": 9.0, **steps}
     plans = {name: candidate(name, Strategy(name, "flat-allgather")) for name in names}
