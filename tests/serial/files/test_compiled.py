@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import gc
 import itertools
 import os
 import subprocess
@@ -54,6 +55,19 @@ def test_a_long_compilation_is_said_once(caplog, monkeypatch):
         for _ in range(3):
             compile_one("espresso_mpi.compressors.kernels.cpu.signs")
     assert [record.message.split(",")[0] for record in caplog.records] == ["compiling kernels"]
+
+
+def test_the_garbage_collector_runs_again_after_a_compilation():
+    with compiled._no_collection(), compiled._no_collection():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        with compiled._no_collection():
+            pass
+        assert not gc.isenabled(), "who has switched it off wants it off"
+    finally:
+        gc.enable()
 
 
 COMPILING = """
