@@ -58,7 +58,8 @@ class Tuning:
             this package sends momenta, the default has ``int2`` and ``onebit``, too.
         skip: number of first steps that are not timed, because they compile and allocate.
         steps: number of steps that are timed before the session makes a plan. It is 3 if these take a quarter of
-            ``budget``, which is 1.25 s by default. They are dense, or travel by ``int8`` on slow networks.
+            ``budget``, which is 1.25 s by default. They are dense, or travel by ``int8`` on slow
+            networks, momenta by ``int4``.
         seconds: approximate maximum time of the measurements. They take at most a quarter of the budget.
         trial_steps: maximum number of training steps in which plans are tried.
         budget: the seconds that planning may cost: the measurements, and the time by which the steps of the trials take

@@ -12,6 +12,9 @@ import numpy as np
 
 from ..types import TensorSpec
 
+_CLEARLY = 0.5
+"""The share of a step by which other work delays it clearly."""
+
 CallKey = tuple[str, str]
 """What a call is known by: sync, or push and the tensor's name."""
 
@@ -76,10 +79,12 @@ class Computing:
     def is_late(self, step: RecordedStep) -> bool:
         """Whether other work delayed a step, such as a validation or a checkpoint before it.
 
-        It delays all tensors by more than computing them usually takes. That messages make computing slower does not
-        delay the first one, and that tensors come together does not delay the last one.
+        It delays all tensors by more than computing them usually takes, and by half of what the step takes without it:
+        a median copes with less. That messages make computing slower does not delay the first one, and that tensors
+        come together does not delay the last one.
         """
-        return min(float(step.ready.min()) - self.first, float(step.ready.max()) - self.last) > self.last
+        delay = min(float(step.ready.min()) - self.first, float(step.ready.max()) - self.last)
+        return delay > max(self.last, _CLEARLY * (step.seconds - delay))
 
 
 class StepClock:

@@ -122,7 +122,7 @@ class Trials:
         self._most, self._steps, self._pushed = most, 0, pushed
         self._budget, self._share, self._measuring, self._compiling = budget, share, measuring, compiling
         self._payloads = PayloadCosts(payload_bytes or {}, self._tried, self._spent.dense)
-        self._seconds = self._in_pauses = 0.0
+        self._seconds, self._in_pauses, self._known, self._lost = 0.0, 0.0, 0, False
         self.pause, self._row, self._within = 0, 1, False
         self._rounds = self._all_rounds()
         self.current: Plan | None = None
@@ -134,17 +134,17 @@ class Trials:
         return self.current is None
 
     def step_ended(self, seconds: float) -> None:
-        """A step by the ``current`` plan took so long on the slowest rank; NaN: it had other tensors.
+        """A step by the ``current`` plan took so long on the slowest rank; NaN: that says nothing of the plan.
 
-        After a pause: each of its steps did.
+        After a pause: each of its steps did. NaN are steps with other tensors, and those that other work delayed.
         """
         alike, paused = not math.isnan(seconds), self.pause
-        if paused and alike:
-            self._in_pauses += paused * seconds
-        else:
-            self._steps += max(1, paused)
-            self._seconds += seconds if alike else 0.0
+        self._lost = self._lost or not alike
+        self._steps += 0 if paused and alike else max(1, paused)
         if alike:
+            self._known += 0 if paused else 1
+            self._seconds += 0.0 if paused else seconds
+            self._in_pauses += paused * seconds
             self._next_plan(seconds)
         best = self.quickest
         spent = best < math.inf and self.cost(best) >= self._budget(best) and not self._owes_dense
@@ -171,7 +171,7 @@ class Trials:
 
     def cost(self, step: float) -> float:
         """Seconds spent beyond as many steps that take ``step`` seconds each."""
-        return self._spent.seconds + self._seconds - (self._spent.steps + self._steps) * step
+        return self._spent.seconds + self._seconds - (self._spent.steps + self._known) * step
 
     def results(self) -> list[Trial]:
         """Of all plans that had a step, the best first: with compression only if the gain exceeds the noise.
@@ -348,6 +348,7 @@ class Trials:
         """
         best = min(other.least for other in self._tried)
         if self.current is not one.plan:
+            self._lost = False
             first = yield one.plan
             known = [other.preparing for other in self._tried if other.first and other.times and not other.excused]
             too_long = bool(known) and first - max(known) > HOPELESS * best
@@ -355,7 +356,8 @@ class Trials:
             if too_long and not one.excused and not self._payloads.can_tell(one):
                 one.times.append(first)
                 return
-            one.first.append(first)
+            if not self._lost:  # otherwise the step before it prepared the plan, and nobody knows how long that took
+                one.first.append(first)
         for _ in range(COUNTED):
             one.times.append((yield one.plan))
             if one.least > BEHIND * best:

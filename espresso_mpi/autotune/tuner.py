@@ -278,7 +278,7 @@ class Tuner:
         alike, plan = [step for step in watched if frozenset(step.specs) == self._tensors], self._options().plan
         before, measuring = map(float, floats(self._transport, clock.seconds, measuring).max(axis=0))
         count = int(floats(self._transport, len(alike)).min())  # a rank may have failed in a step of its own
-        self._computing = Computing.of(alike[-count:])
+        self._computing, self._late = Computing.of(alike[-count:]), False
         each = floats(self._transport, *(step.seconds for step in alike[-count:])).max(axis=0).tolist()
         measuring += 0 if anew else self.first.measuring
         elapsed = before + measuring + self.first.waited
@@ -303,7 +303,8 @@ class Tuner:
         new = itertools.takewhile(lambda step: step is not self._noted, reversed(clock.steps))
         alike = [step if frozenset(step.specs) == self._tensors else None for step in new][count - 1 :: -1]
         self._noted = clock.steps[-1]
-        each, self._late = _agreed(self._transport, alike, count, self._computing, self._late)
+        late = self._late or trials.pause > 0  # in a pause, all counts: it only tells how long the steps took
+        each, self._late = _agreed(self._transport, alike, count, self._computing, late)
         for seconds in [_median(each)] if trials.pause else each:
             trials.step_ended(seconds)
             if trials.pause or trials.current is not plan:
@@ -314,7 +315,10 @@ class Tuner:
         self.trials, results = None, trials.results()
         if not results:
             self.tuned = Tuned(clock.count, None)
-            raise PlanError("no plan could be tried: GPUs have no room, or steps have other tensors than those watched")
+            raise PlanError(
+                "no plan could be tried: GPUs have no room, steps have other tensors than those watched, or other work "
+                "delays all of them"
+            )
         autoplan.report(self._transport, results, trials.cost(results[0].seconds))
         self.tuned = Tuned(clock.count, results[0].seconds)
         clock.steps.clear()
@@ -369,7 +373,7 @@ def _agreed(
 
 
 def _median(times: Sequence[float]) -> float:
-    """Of those that are known; NaN if none is. A step that failed has none."""
+    """Of those that are known; NaN if none is. A step that failed, or was delayed, has none."""
     known = [seconds for seconds in times if not math.isnan(seconds)]
     return float(np.median(known)) if known else math.nan
 

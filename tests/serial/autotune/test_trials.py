@@ -445,6 +445,19 @@ def test_there_is_a_pause_before_the_first_plan_if_it_is_known_to_be_long():
     assert training(Trials(fixed, 100, spent=spent, share=0.05), {"int8": 2.5, "dense": 20.0}, 60)[:60] == ["int8"] * 60
 
 
+def test_a_step_that_other_work_delays_earns_no_budget_nor_does_it_hide_what_preparing_takes():
+    trials, names = modelled([candidate("a"), candidate("b", predicted=1.1), candidate("dense", DENSE, 1.2)], 100), []
+    before = trials.cost(1.0)
+    trials.step_ended(math.nan)
+    assert name_of(trials.current) == "a" and trials.cost(1.0) == before
+    lengths = {"a": 1.0, "b": 0.8, "dense": 1.2}
+    while not trials.ended:
+        names.append(name_of(trials.current))
+        prepares = names[-1] != "a" and names.count(names[-1]) == 1  # a step that does not count has prepared "a"
+        trials.step_ended(lengths[names[-1]] + 3.0 * prepares)
+    assert names.count("b") > 2 and name_of(trials.results()[0].plan) == "b"
+
+
 @pytest.mark.parametrize(
     ("steps", "best"),
     [
