@@ -44,9 +44,9 @@ class PayloadCosts:
     def is_too_large(self, one: Tried) -> bool:
         """Whether messages alone make a plan far too long, by what the bytes of others have taken.
 
-        Two plans that send at the same time in the step show it if the larger one takes clearly longer, and no plan
-        that sends still more took less. ``onebit`` and ``int2`` differ by too few bytes for that. A plan without
-        compression may save as much by its missing encodes as the quickest takes.
+        Two plans that send at the same time in the step show it if the larger one takes clearly longer, unless another
+        compressor with as many bytes as this plan, or more, took less than that. ``onebit`` and ``int2`` differ by too
+        few bytes to show it. A plan without compression may save as much by its missing encodes as the quickest takes.
         """
         best = min(self._tried, key=lambda other: other.seconds)
         limit = HOPELESS * best.seconds * (1 if compresses(one.plan) else 2)
