@@ -102,9 +102,9 @@ class AccurateWay:
 def accurate_way(
     topology: Topology, options: Options, tuning: Tuning, specs: Sequence[TensorSpec], pushed: bool, momenta: bool
 ) -> AccurateWay | None:  # fmt: skip
-    """The fixed way with the smallest payloads whose compressor no ``accuracy`` leaves out; for ``momenta``, by 4 bits.
+    """The fixed way with the smallest payloads whose compressor no ``accuracy`` leaves out.
 
-    Steps with other tensors can follow it, too. None if none is allowed, or if a tensor is on a GPU.
+    Or ``int4`` for ``momenta``. Steps with other tensors can follow it. None: none is allowed, or one is on a GPU.
     """
     accurate = LIKE_FP32 if momenta else ALWAYS_ACCURATE
     allowed = tuple(text for text in tuning.compressors if text.partition(":")[0] in accurate)

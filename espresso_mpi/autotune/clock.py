@@ -12,8 +12,8 @@ import numpy as np
 
 from ..types import TensorSpec
 
-_CLEARLY = 0.5
-"""The share of a step by which other work delays it clearly."""
+_LATE = 0.5
+"""The share of a step by which it comes later if other work delayed it."""
 
 CallKey = tuple[str, str]
 """What a call is known by: sync, or push and the tensor's name."""
@@ -84,7 +84,7 @@ class Computing:
         come together does not delay the last one.
         """
         delay = min(float(step.ready.min()) - self.first, float(step.ready.max()) - self.last)
-        return delay > max(self.last, _CLEARLY * (step.seconds - delay))
+        return delay > max(self.last, _LATE * (step.seconds - delay))
 
 
 class StepClock:

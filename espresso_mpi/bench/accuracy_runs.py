@@ -75,7 +75,6 @@ class Way:
         kind: one of ``AVERAGING``, or an optimizer that synchronises by itself.
         compressor: its spec, "none", "auto", or "auto@FILE" with a file for the plan.
         choice: the optimizer with its arguments; None for ``AVERAGING``.
-        dense_steps: with which a session begins that averages gradients.
         options: of its session.
     """
 
@@ -83,8 +82,12 @@ class Way:
     kind: str
     compressor: str
     choice: Choice | None = None
-    dense_steps: int = 0
     options: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def dense_steps(self) -> int:
+        """With which a session begins that averages gradients."""
+        return int(dict(self.options).get("dense_steps", 0))
 
     @property
     def plans(self) -> bool:
@@ -184,13 +187,12 @@ def _known(spec: str) -> Way | None:
 
 def _way_of(spec: str) -> Way:
     named, _, compressor = spec.partition(":")
-    kind, dense_steps, options = named.partition("+")[0], 0, dict[str, Any]()
+    kind, options = named.partition("+")[0], dict[str, Any]()
     if kind in OWN:
         compressor = compressor or OWN[kind]
         named, options = for_optimizer(named)
     elif kind in AVERAGING[1:] and compressor:
         _, options = with_options(named)
-        dense_steps = options.get("dense_steps", 0)
     elif named not in AVERAGING or not compressor:
         raise ConfigError(
             f"--ways {spec!r}; expected {', '.join(AVERAGING)} with a method after a colon, or one of "
@@ -207,5 +209,4 @@ def _way_of(spec: str) -> Way:
         raise ConfigError(f"--ways {spec!r}; expected a compressor: a session that plans takes no {', '.join(options)}")
     if kind in FEEDBACK and "feedback" in options:
         raise ConfigError(f"--ways {spec!r}; expected no feedback: {kind} has its own, {FEEDBACK[kind]}")
-    choice = Choice.of(named) if kind in OWN else None
-    return Way(spec, kind, compressor, choice, dense_steps, tuple(options.items()))
+    return Way(spec, kind, compressor, Choice.of(named) if kind in OWN else None, tuple(options.items()))
