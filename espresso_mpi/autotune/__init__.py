@@ -15,6 +15,7 @@
 - ``payload_costs``: finds the plans that are too slow by the bytes of their messages.
 - ``tried``: the times of the plans that were tried.
 - ``fidelity``: finds the compressors that change the moments of the optimizer too much.
+- ``samples``: keeps samples of gradients for it.
 - ``room``: finds out whether the GPUs have the memory for a trial.
 
 May import: ``engine``, ``planner``, ``collectives`` and the layers below them. To add a setting, add a field to

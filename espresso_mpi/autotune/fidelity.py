@@ -26,15 +26,13 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 
 from .. import compressors
-from ..arrays import device
 from ..arrays.buffers import Gradient
 from ..collectives.messages.agreement import first_failure, floats, on_every_rank
 from ..collectives.messages.transport import Transport
@@ -42,21 +40,12 @@ from ..compressors import Compressor, Context
 from ..errors import PlanError
 from ..feedback import Feedback
 from ..tuning import ALWAYS_ACCURATE, FOR_MOMENTA, LIKE_FP32, Accuracy, OptimizerRule, Tuning
-from ..types import TensorSpec
+from .samples import WINDOW, Samples
 
 if TYPE_CHECKING:
     from ..planner.model.workload import Workload
 
 _LOG = logging.getLogger("espresso_mpi")
-
-WINDOW = 7
-"""Steps whose gradients are kept, the last ones: all that are watched by default."""
-
-SAMPLED = 1 << 21
-"""Elements of a step that are kept at most, of all tensors together, on every rank: 8 MiB per step."""
-
-RUNS = 8
-"""Pieces that the sample of a large tensor consists of, at equal distances: rows of embeddings differ."""
 
 DRIFT = 2.0
 """By how much more methods for matrices are expected to lose later on: first gradients have few large singular values.
@@ -83,81 +72,6 @@ SMALL = 4096
 vary most from step to step, and single ones that may not travel with their neighbours would cut buffers in pieces."""
 
 
-class Samples:
-    """The gradients of the last steps of this rank, or pieces of them."""
-
-    def __init__(self) -> None:
-        self.steps: deque[dict[str, tuple[TensorSpec, np.ndarray]]] = deque(maxlen=WINDOW)
-        self._now: dict[str, tuple[TensorSpec, np.ndarray]] = {}
-        self._sizes: dict[str, int] = {}
-        self._most = 0
-
-    def take(self, gradients: Iterable[Gradient]) -> None:
-        """Copy what is needed of gradients that are about to be synchronised. The first step only tells the sizes."""
-        for gradient in gradients:
-            spec = gradient.spec
-            if spec.dtype is None or not spec.size:
-                continue
-            self._sizes[spec.name] = spec.size
-            if self._most:
-                self._now[spec.name] = spec, _sampled(gradient, self._most)
-
-    def end_step(self, begun: Set[str] = frozenset()) -> None:
-        """The step that these gradients belong to is over; those in ``begun`` belong to the next one."""
-        if self._most:
-            self.steps.append({name: taken for name, taken in self._now.items() if name not in begun})
-        elif self._sizes:
-            self._most = largest_share(list(self._sizes.values()), SAMPLED)
-        self._now = {name: taken for name, taken in self._now.items() if name in begun}
-
-    def clear(self) -> None:
-        """Forget everything."""
-        self.steps.clear()
-        self._now, self._sizes, self._most = {}, {}, 0
-
-    def of(self, name: str, size: int) -> np.ndarray:
-        """The gradients of a tensor, float32 (steps, elements); steps with other sizes or infinite values are left out.
-
-        Empty, if there are none.
-        """
-        found = [step[name] for step in self.steps if name in step]
-        rows = [values for spec, values in found if spec.size == size and np.isfinite(values).all()]
-        return np.array([row for row in rows if row.size == rows[-1].size], np.float32)
-
-
-def largest_share(sizes: Sequence[int], total: int) -> int:
-    """The largest number of elements such that no tensor gives more, and all together give at most ``total``.
-
-    Example:
-        >>> from espresso_mpi.autotune.fidelity import largest_share
-        >>> largest_share([10, 100, 200], 150)
-        70
-    """
-    left = total
-    for place, size in enumerate(sorted(sizes)):
-        share = left // (len(sizes) - place)
-        if size > share:
-            return max(1, share)
-        left -= size
-    return max(sizes)
-
-
-def _sampled(gradient: Gradient, most: int) -> np.ndarray:
-    """Up to so many elements of a gradient as float32 in host memory."""
-    array, n = gradient.array, gradient.array.size
-    if gradient.stream is not None:
-        device.caller_stream(gradient.stream).synchronize()
-    length = n if n <= most else max(1, most // RUNS)
-    count = 1 if n <= most else min(RUNS, most)
-    starts = [(n - length) * run // max(1, count - 1) for run in range(count)]
-    raw = np.concatenate([device.to_host(array[start : start + length]) for start in starts])
-    if gradient.spec.dtype == "float16":
-        return raw.view(np.float16).astype(np.float32)
-    if gradient.spec.dtype == "bfloat16":
-        return (raw.astype(np.uint32) << 16).view(np.float32)
-    return raw.astype(np.float32)
-
-
 # --- the measure ------------------------------------------------------------------------------------------------------
 
 
@@ -182,11 +96,9 @@ def error_of(method: Compressor, gradients: np.ndarray, feedback: Feedback, rule
     if rule in OF_MOMENTA:
         # What is not delivered grows with the steps, and a session watches three or five. Momenta change slowly, so
         # these steps there and back stand for WINDOW of them.
-        gradients = np.pad(gradients, ((0, max(0, WINDOW - len(gradients))), (0, 0)), mode="reflect")
-    came_out = passed_through(method, gradients, feedback)
-    if rule == "adam-momentum":
-        return _undelivered(came_out, gradients)
-    pairs = zip(moments(came_out, rule), moments(gradients, rule))
+        there_and_back = np.pad(np.arange(len(gradients)), (0, max(0, WINDOW - len(gradients))), mode="reflect")
+        return _undelivered(method, [gradients[step] for step in there_and_back], feedback, rule)
+    pairs = zip(moments(passed_through(method, gradients, feedback), rule), moments(gradients, rule))
     return max(_relative(found, wanted) for found, wanted in pairs)
 
 
@@ -210,18 +122,28 @@ def expected_error(
 
 
 def _relative(found: np.ndarray, wanted: np.ndarray) -> float:
-    lost, size = float(np.linalg.norm(found - wanted)), float(np.linalg.norm(wanted))
+    return _share(float(np.linalg.norm(found - wanted)), float(np.linalg.norm(wanted)))
+
+
+def _share(lost: float, size: float) -> float:
     return lost / size if size else (math.inf if lost else 0.0)
 
 
-def _undelivered(came_out: np.ndarray, momenta: np.ndarray) -> float:
-    """Which share of its movement an element still lacks after these steps, at most 1: the mean over those that move.
+def _undelivered(method: Compressor, momenta: Sequence[np.ndarray], feedback: Feedback, rule: OptimizerRule) -> float:
+    """Which share of the movement along these momenta has not come out after them.
 
-    What comes out for others, such as the rows of rare tokens, is added as a share of the mean movement: the optimizers
+    ``sgd-momentum``: of the sum. ``adam-momentum``: of each element, at most 1: the mean over those that move. What
+    comes out for others, such as the rows of rare tokens, is added as a share of the mean movement: the optimizers
     divide by a typical √v where v is zero.
     """
-    lost = np.abs(came_out.sum(0, dtype=np.float64) - momenta.sum(0, dtype=np.float64))
-    moved = np.abs(momenta).sum(0, dtype=np.float64)
+    passage, n = Passage(method, momenta[0].size, feedback), momenta[0].size
+    lost, moved, added = np.zeros(n), np.zeros(n), np.abs if rule == "adam-momentum" else np.positive
+    for momentum in momenta:
+        lost += np.subtract(passage.of(momentum), momentum, dtype=np.float64)
+        moved += added(momentum)
+    if rule == "sgd-momentum":
+        return _share(float(np.linalg.norm(lost)), float(np.linalg.norm(moved)))
+    np.abs(lost, out=lost)
     moving = np.count_nonzero(moved)
     if not moving:
         return float(lost.any())
@@ -230,7 +152,7 @@ def _undelivered(came_out: np.ndarray, momenta: np.ndarray) -> float:
 
 
 def moments(gradients: np.ndarray, rule: OptimizerRule) -> list[np.ndarray]:
-    """What an optimizer makes of consecutive gradients, but for a factor: the momentum, and for ``adam`` also √v.
+    """What ``sgd`` or ``adam`` makes of consecutive gradients, but for a factor: the momentum, and for ``adam`` √v.
 
     Args:
         gradients: (steps, elements).
@@ -239,10 +161,9 @@ def moments(gradients: np.ndarray, rule: OptimizerRule) -> list[np.ndarray]:
         Arrays of float64 (elements,).
     """
     first, second = np.zeros(gradients.shape[1]), np.zeros(gradients.shape[1])
-    kept = 1.0 if rule == "sgd-momentum" else BETA_1
     for row in gradients:
         g = row.astype(np.float64)
-        first *= kept
+        first *= BETA_1
         first += g
         if rule == "adam":
             second *= BETA_2
@@ -324,6 +245,7 @@ class Fidelity:
         self.accuracy, self.feedback, self.rule = tuning.accuracy, feedback, tuning.optimizer
         self.samples = Samples()
         self.wanted = self._to_measure(tuning)
+        self.samples.whole = any(compressors.get(text).whole for text in self.wanted)
         self._known: dict[tuple[str, int, str, OptimizerRule], float] = {}
 
     def _to_measure(self, tuning: Tuning) -> list[str]:

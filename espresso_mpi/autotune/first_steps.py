@@ -28,13 +28,20 @@ _LOG = logging.getLogger("espresso_mpi")
 _WAITED = 0.05
 """The share of the least budget that dense steps may wait for messages while they are watched."""
 
+_KNOWN = 0.02
+"""The same if the network was measured: the first step may have waited for other things, too."""
+
 _CLEARLY = 256.0
 """A network is slow if uncompressed sums take so many times as long as to compress and restore as many bytes. By less,
 one dense step costs little. And where ranks of one machine share cores, their sums take up to 80 times as long (4 ranks
 of MPICH on two cores): no network has to be slow for that."""
 
-_ENOUGH = 0.05
+_ENOUGH = 0.02
 """Seconds of a sum that show the rate of a network: longer than ranks wait for a core in each of several sums."""
+
+_SURE = 1 << 18
+"""Elements from which on a sum shows that a network is not slow, if it takes half of what it would on a slow one: what
+disturbs it only makes it longer, and the bursts of token buckets are over."""
 
 _LATENCY, _SIZES = 64, tuple(1 << power for power in (14, 16, 18, 20))
 """Elements of these sums; 64 KiB to 4 MiB. What two of them differ by has no latency, nor the burst that token buckets
@@ -107,11 +114,14 @@ class FirstSteps:
         The rank that came last waited for messages alone, if its gradients are not computed by a GPU meanwhile.
         """
         waited = float(floats(self._transport, clock.wait).min())
-        dense = self._seconds_per_byte * sum(spec.nbytes for spec in clock.specs) if self._compressed else waited
+        dense, limit = waited, _WAITED
+        if self._seconds_per_byte:
+            by_rate, limit = self._seconds_per_byte * sum(spec.nbytes for spec in clock.specs), _KNOWN
+            dense = by_rate if self._compressed else min(waited, by_rate)
         dense = float(floats(self._transport, dense).min())
         to_come = max(1, self._tuning.skip) - 1 + self._tuning.steps
         way = None
-        if dense * to_come >= _WAITED * self._tuning.budget_for(0.0):
+        if dense * to_come >= limit * self._tuning.budget_for(0.0):
             way = self._way(clock.specs, clock.pushed, momenta)
         digests = floats(self._transport, 0.0 if way is None else float(int(way.plan.digest[:12], 16)))
         if way is not None and digests.min() == digests.max():  # a call may have failed on one rank
@@ -153,7 +163,8 @@ def _network_and_codec(transport: Transport, method: Compressor) -> tuple[float,
     for n in _SIZES:
         seconds = _sum_seconds(transport, n)
         per_byte = (seconds - before) / (4 * (n - n_before))
-        if seconds - latency >= _ENOUGH:
+        shown = seconds - latency >= _ENOUGH and n > _SIZES[0]
+        if shown or (n >= _SURE and 2 * per_byte <= _CLEARLY * codec):
             break
         n_before, before = n, seconds
     return per_byte, codec

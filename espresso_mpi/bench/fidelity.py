@@ -22,7 +22,8 @@ import numpy as np
 from espresso_mpi import compressors as registry
 from espresso_mpi.errors import ConfigError
 
-from ..autotune.fidelity import BUDGETS, WINDOW, Passage, expected_error, spoiled
+from ..autotune.fidelity import BUDGETS, Passage, expected_error, spoiled
+from ..autotune.samples import WINDOW
 from ..feedback import AUTO
 from ..tuning import ALWAYS_ACCURATE, Accuracy, OptimizerRule
 from . import text

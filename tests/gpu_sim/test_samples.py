@@ -7,12 +7,12 @@ from gpu_arrays import foreign_memory  # noqa: F401
 from numba import cuda
 
 from espresso_mpi.arrays.buffers import adopt_gradient
-from espresso_mpi.autotune import fidelity
+from espresso_mpi.autotune import samples
 
 
 def test_samples_of_gpu_gradients_are_those_of_the_same_values_on_the_host(monkeypatch):
-    monkeypatch.setattr(fidelity, "SAMPLED", 60)
-    here, there = fidelity.Samples(), fidelity.Samples()
+    monkeypatch.setattr(samples, "SAMPLED", 60)
+    here, there = samples.Samples(), samples.Samples()
     for step in range(2):
         values = {"w": np.arange(200, dtype=np.float32) + step, "b": np.full(5, step, np.float16)}
         here.take([adopt_gradient(name, value) for name, value in values.items()])

@@ -112,9 +112,9 @@ class Problem:
     ) -> Problem:  # fmt: skip
         """Of candidate sets that were priced already; ``set_of``: which of them each tensor has."""
         first = np.cumsum([0] + [m.method.size for m in sets])
-        table = OptionTable(
+        table = OptionTable(  # in the order of C, for which kernels are compiled
             *(
-                np.concatenate([getattr(m.options, name) for m in sets])
+                np.ascontiguousarray(np.concatenate([getattr(m.options, name) for m in sets]))
                 for name in ("lane", "seconds", "count", "repeats")
             )
         )

@@ -10,7 +10,8 @@ from planner_cases import slow_network
 
 from espresso_mpi import compressors
 from espresso_mpi.arrays.buffers import adopt_gradient
-from espresso_mpi.autotune.fidelity import BUDGETS, SMALL, Assessment, Samples, error_of, largest_share
+from espresso_mpi.autotune.fidelity import BUDGETS, SMALL, Assessment, error_of
+from espresso_mpi.autotune.samples import Samples, largest_share
 from espresso_mpi.feedback import AUTO, Feedback
 from espresso_mpi.planner import explain, plan
 from espresso_mpi.planner.model.workload import Workload, WorkloadTensor
@@ -188,7 +189,7 @@ def test_a_sample_is_a_copy_and_steps_that_are_not_finite_do_not_count():
 
 
 def test_of_large_tensors_pieces_of_the_whole_length_are_kept(monkeypatch):
-    monkeypatch.setattr("espresso_mpi.autotune.fidelity.SAMPLED", 100)
+    monkeypatch.setattr("espresso_mpi.autotune.samples.SAMPLED", 100)
     values = np.arange(1000, dtype=np.float32)
     samples = filled([{"w": values, "b": values[:10]}] * 2)
     (row,) = samples.of("w", 1000)
