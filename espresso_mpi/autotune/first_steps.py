@@ -47,8 +47,9 @@ _LATENCY, _SIZES = 64, tuple(1 << power for power in (14, 16, 18, 20))
 """Elements of these sums; 64 KiB to 4 MiB. What two of them differ by has no latency, nor the burst that token buckets
 of virtual machines let pass."""
 
-_REPEATS = 3
-"""Measurements of which the least counts: other work makes them longer, and nothing makes them shorter."""
+_REPEATS, _LONG = 3, 0.1
+"""Measurements of which the least counts: other work makes them longer, and nothing makes them shorter. Seconds after
+which no other one begins: it disturbs long ones little."""
 
 
 class FirstSteps:
@@ -174,7 +175,7 @@ def _sum_seconds(transport: Transport, n: int) -> float:
     """Of an uncompressed sum on the slowest rank, the least of several. Collective."""
     route = Route.parse(default_route(transport.topology, compressed=False))
     x, program, times = np.zeros(n, np.float32), Program(transport, route, None, n, "float32"), list[float]()
-    while len(times) < _REPEATS:
+    while len(times) < _REPEATS and sum(times) < _LONG:
         floats(transport, 0.0)  # the ranks begin together
         times.append(float(floats(transport, seconds_of(program, [x])).max()))
     return min(times)
