@@ -211,6 +211,11 @@ class Passage:
 # --- the assessment ---------------------------------------------------------------------------------------------------
 
 
+def _is_shaped(method: Compressor) -> bool:
+    """Whether a method makes something of the shape of a tensor, so that a sample of it is not enough."""
+    return type(method).shaped is not Compressor.shaped
+
+
 @dataclass(frozen=True)
 class Assessment:
     """Which tensors may not travel by which compressors.
@@ -245,7 +250,7 @@ class Fidelity:
         self.accuracy, self.feedback, self.rule = tuning.accuracy, feedback, tuning.optimizer
         self.samples = Samples()
         self.wanted = self._to_measure(tuning)
-        self.samples.whole = any(compressors.get(text).whole for text in self.wanted)
+        self.samples.whole = any(_is_shaped(compressors.get(text)) for text in self.wanted)
         self._known: dict[tuple[str, int, str, OptimizerRule], float] = {}
 
     def _to_measure(self, tuning: Tuning) -> list[str]:

@@ -40,16 +40,16 @@ _ENOUGH = 0.02
 """Seconds of a sum that show the rate of a network: longer than ranks wait for a core in each of several sums."""
 
 _SURE = 1 << 18
-"""Elements from which on a sum shows that a network is not slow, if it takes half of what it would on a slow one: what
-disturbs it only makes it longer, and the bursts of token buckets are over."""
+"""Elements from which on a sum shows that a network is not slow, if all of it takes half of what it would on a slow one:
+what disturbs it only makes it longer, and the bursts of token buckets are over."""
 
 _LATENCY, _SIZES = 64, tuple(1 << power for power in (14, 16, 18, 20))
 """Elements of these sums; 64 KiB to 4 MiB. What two of them differ by has no latency, nor the burst that token buckets
 of virtual machines let pass."""
 
 _REPEATS, _LONG = 3, 0.1
-"""Measurements of which the least counts: other work makes them longer, and nothing makes them shorter. Seconds after
-which no other one begins: it disturbs long ones little."""
+"""Measurements of which the least counts: other work makes them longer, and nothing makes them shorter. Two are enough
+if the first one takes so many seconds: it disturbs long ones little."""
 
 
 class FirstSteps:
@@ -111,6 +111,8 @@ class FirstSteps:
     def ended(self, clock: StepClock, momenta: bool) -> None:
         """The first step has ended: compress the others if dense ones would wait long for messages, and only then.
 
+        How long is known by the measured rate if the first step was compressed. Else it is what the first step waited,
+        or what it should have waited by this rate, if that is less: it may have waited while kernels compiled.
         Momenta, which change slowly, travel by ``int4`` if it is allowed: it loses less than what they may travel by.
         The rank that came last waited for messages alone, if its gradients are not computed by a GPU meanwhile.
         """
@@ -163,9 +165,9 @@ def _network_and_codec(transport: Transport, method: Compressor) -> tuple[float,
     per_byte, n_before, before = 0.0, _LATENCY, latency
     for n in _SIZES:
         seconds = _sum_seconds(transport, n)
-        per_byte = (seconds - before) / (4 * (n - n_before))
+        per_byte = max(0.0, seconds - before) / (4 * (n - n_before))
         shown = seconds - latency >= _ENOUGH and n > _SIZES[0]
-        if shown or (n >= _SURE and 2 * per_byte <= _CLEARLY * codec):
+        if shown or (n >= _SURE and 2 * seconds <= _CLEARLY * codec * 4 * n):
             break
         n_before, before = n, seconds
     return per_byte, codec
@@ -175,7 +177,7 @@ def _sum_seconds(transport: Transport, n: int) -> float:
     """Of an uncompressed sum on the slowest rank, the least of several. Collective."""
     route = Route.parse(default_route(transport.topology, compressed=False))
     x, program, times = np.zeros(n, np.float32), Program(transport, route, None, n, "float32"), list[float]()
-    while len(times) < _REPEATS and sum(times) < _LONG:
+    while len(times) < (2 if sum(times) >= _LONG else _REPEATS):
         floats(transport, 0.0)  # the ranks begin together
         times.append(float(floats(transport, seconds_of(program, [x])).max()))
     return min(times)

@@ -21,8 +21,12 @@ long as the sample is large, in which the ranks do not train."""
 SAMPLED_WHOLE = 1 << 21
 """The same if a method for matrices is judged, which needs whole tensors: 8 MiB per step."""
 
-RUNS = 8
-"""Pieces that the sample of a large tensor consists of, at equal distances: rows of embeddings differ."""
+LEAST = 4096
+"""Elements of a large tensor that are kept nevertheless: by fewer, the error of a single tensor is not known well."""
+
+RUNS, SHORTEST = 8, 2048
+"""Pieces that the sample of a large tensor consists of, at equal distances: rows of embeddings differ. And their least
+elements: the blocks of compressors have up to so many, which should not mix rows that lie apart."""
 
 
 class Samples:
@@ -55,7 +59,7 @@ class Samples:
             self.steps.append({name: taken for name, taken in self._now.items() if name not in begun})
         elif self._sizes:
             total = SAMPLED_WHOLE if self.whole else SAMPLED
-            self._most = largest_share(list(self._sizes.values()), total)
+            self._most = max(LEAST, largest_share(list(self._sizes.values()), total))
         self._now = {name: taken for name, taken in self._now.items() if name in begun}
 
     def clear(self) -> None:
@@ -95,8 +99,8 @@ def _sampled(gradient: Gradient, most: int) -> np.ndarray:
     array, n = gradient.array, gradient.array.size
     if gradient.stream is not None:
         device.caller_stream(gradient.stream).synchronize()
-    length = n if n <= most else max(1, most // RUNS)
-    count = 1 if n <= most else min(RUNS, most)
+    count = 1 if n <= most else max(1, min(RUNS, most // SHORTEST))
+    length = min(n, most // count)
     starts = [(n - length) * run // max(1, count - 1) for run in range(count)]
     raw = np.concatenate([device.to_host(array[start : start + length]) for start in starts])
     if gradient.spec.dtype == "float16":

@@ -133,7 +133,7 @@ class Accuracy:
     workload = "gpt"
     gradients = (
         "gloo:none,gloo:fp16,gloo:powersgd:rank=4,gradsync:none,gradsync:fp16,gradsync:int8,gradsync:int4,"
-        "gradsync:onebit,gradsync:topk:ratio=0.01,gradsync:powersgd:rank=4"
+        "gradsync:onebit,gradsync:topk:ratio=0.01,gradsync:powersgd:rank=4,ef21:int4"
     )
     momenta = "onebit-adam,onebit-adam:int2,onebit-adam+update_clip=1,onebit-lamb,zero-one-adam,clan,muloco"
     local = "diloco,streaming,sparseloco,demo,gradsync:auto"

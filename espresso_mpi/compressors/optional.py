@@ -202,7 +202,8 @@ class Scheduled:
 class Shaped:
     """The shape of the tensor. Override it if the method sees a matrix or otherwise more than a flat array.
 
-    The engine and the profiler ask ``shaped``; the engine and the planner ask ``whole`` where they cut tensors.
+    The engine, the profiler and ``plan="auto"`` ask ``shaped``; the engine and the planner ask ``whole`` where they cut
+    tensors.
     """
 
     whole: ClassVar[bool] = False

@@ -84,7 +84,7 @@ def diloco(
         ConfigError: as ``scale_by_onebit_lamb``, or an update gets a state of other options.
 
     Example:
-        >>> optimizer = espresso_mpi.jax.diloco(optax.adamw(1e-3), session, every=100, delay=5)  # doctest: +SKIP
+        >>> optimizer = espresso_mpi.jax.diloco(optax.adamw(1e-3), session, every=30, delay=5)  # doctest: +SKIP
     """
     owner, optax = "diloco", optax_for("diloco", "use espresso_mpi.optim.DiLoCo")
     if not isinstance(inner, optax.GradientTransformation):

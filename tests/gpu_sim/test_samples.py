@@ -11,7 +11,8 @@ from espresso_mpi.autotune import samples
 
 
 def test_samples_of_gpu_gradients_are_those_of_the_same_values_on_the_host(monkeypatch):
-    monkeypatch.setattr(samples, "SAMPLED", 60)
+    for name, value in (("SAMPLED", 60), ("LEAST", 1), ("SHORTEST", 7)):
+        monkeypatch.setattr(samples, name, value)
     here, there = samples.Samples(), samples.Samples()
     for step in range(2):
         values = {"w": np.arange(200, dtype=np.float32) + step, "b": np.full(5, step, np.float16)}

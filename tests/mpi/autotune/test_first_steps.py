@@ -12,9 +12,11 @@ from session_cases import summed
 
 from espresso_mpi import Session, Tuning, optim
 from espresso_mpi.autotune import first_steps
+from espresso_mpi.autotune.clock import StepClock
 from espresso_mpi.compressors import get
 from espresso_mpi.errors import NonFiniteError, StateError
 from espresso_mpi.optim.rules import GradientMeans
+from espresso_mpi.types import TensorSpec
 
 SIZE = MPI.COMM_WORLD.size
 pytestmark = [
@@ -144,6 +146,35 @@ def test_the_plan_of_an_earlier_run_comes_before_that_of_the_first_step(world, o
     assert 1e-3 < error(train(third, 1)) < 0.1 and third.watching
 
 
+@pytest.mark.parametrize(
+    ("rate", "waited", "compressed"),
+    [(2e-6, 1.0, True), (2e-6, 0.01, False), (1e-6, 1.0, False), (0.0, 0.09, True), (0.0, 0.05, False)],
+)
+def test_what_a_dense_step_waits_is_the_lesser_of_what_is_measured(network, rate, waited, compressed):
+    """Seconds per byte, 0: not known; three steps of 29 kB may wait 0.1 s by this rate, and 0.25 s without it."""
+    network((rate, 1e-6))
+    with Session(nodes=NODES) as session:
+        adopted = []
+        first = first_steps.FirstSteps(
+            session._transport, Tuning(skip=1, steps=3), lambda: session._options, adopted.append
+        )
+        first.open()
+        assert not first.slow and first.waiting is None
+        clock = StepClock()
+        clock.specs, clock.wait = tuple(TensorSpec(name, shape, "float32") for name, shape in SHAPES.items()), waited
+        first.ended(clock, momenta=False)
+    assert [plan.strategy("w").compressor for plan in adopted] == ["int8"] * compressed
+
+
+def test_a_sum_is_measured_three_times_or_twice_if_it_is_long(world, monkeypatch):
+    """And the least counts: one that other work disturbs says nothing."""
+    for times, least in (([0.05, 0.01, 0.02, 0.001], 0.01), ([0.5, 0.02, 0.001], 0.02), ([0.2, 0.5, 0.001], 0.2)):
+        left = iter(times)
+        monkeypatch.setattr(first_steps, "seconds_of", lambda *given, left=left: next(left))
+        with Session(nodes=NODES) as session:
+            assert first_steps._sum_seconds(session._transport, 64) == least
+
+
 def test_a_warm_up_sends_no_dense_gradients_on_a_slow_network(open_session, network, monkeypatch):
     network(SLOW)
     sent, push = [], GradientMeans.push
@@ -170,7 +201,7 @@ def test_the_rate_has_neither_latency_nor_burst_and_long_sums_are_few(monkeypatc
 
     def seconds(transport, n):
         sizes.append(n)
-        return 0.1 + max(0, 4 * n - 20_000) / rate
+        return 0.001 + max(0, 4 * n - 20_000) / rate
 
     monkeypatch.setattr(first_steps, "_sum_seconds", seconds)
     monkeypatch.setattr(first_steps, "_codec_per_byte", lambda method: 1e-10)

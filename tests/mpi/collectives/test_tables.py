@@ -272,7 +272,7 @@ def test_a_rank_that_needs_python_among_others_that_do_not(world, monkeypatch, r
             for module in (executor, bucket_program):
                 monkeypatch.setattr(module, "obstacle", lambda x, job: "a test")
         with Session(world, seed=3, timeout=60, dense=["d"], nodes=node_layouts(world.size)[1], **options) as session:
-            grads = {name: values(world.rank, 0, 1001) for name in ("a", "d", "b")}
+            grads = {name: values(world.rank, 0, 2001) for name in ("a", "d", "b")}
             for _ in range(2):
                 handles = [session.push(name, array) for name, array in grads.items()]
                 [handle.wait() for handle in handles]

@@ -10,12 +10,13 @@ from planner_cases import slow_network
 
 from espresso_mpi import compressors
 from espresso_mpi.arrays.buffers import adopt_gradient
-from espresso_mpi.autotune.fidelity import BUDGETS, SMALL, Assessment, error_of
+from espresso_mpi.autotune.fidelity import BUDGETS, SMALL, Assessment, Fidelity, error_of
 from espresso_mpi.autotune.samples import Samples, largest_share
 from espresso_mpi.feedback import AUTO, Feedback
 from espresso_mpi.planner import explain, plan
 from espresso_mpi.planner.model.workload import Workload, WorkloadTensor
 from espresso_mpi.planner.planfile import from_json, to_json
+from espresso_mpi.tuning import Tuning
 
 BLOCK = 2048
 
@@ -153,8 +154,9 @@ def test_few_momenta_tell_as_much_as_seven(rule):
 # --- samples ----------------------------------------------------------------------------------------------------------
 
 
-def filled(steps):
+def filled(steps, whole=False):
     samples = Samples()
+    samples.whole = whole
     for grads in steps:
         samples.take([adopt_gradient(name, value) for name, value in grads.items()])
         samples.end_step()
@@ -189,13 +191,27 @@ def test_a_sample_is_a_copy_and_steps_that_are_not_finite_do_not_count():
 
 
 def test_of_large_tensors_pieces_of_the_whole_length_are_kept(monkeypatch):
-    monkeypatch.setattr("espresso_mpi.autotune.samples.SAMPLED", 100)
+    for name, value in (("SAMPLED", 100), ("SAMPLED_WHOLE", 5000), ("LEAST", 50), ("SHORTEST", 10)):
+        monkeypatch.setattr(f"espresso_mpi.autotune.samples.{name}", value)
     values = np.arange(1000, dtype=np.float32)
     samples = filled([{"w": values, "b": values[:10]}] * 2)
     (row,) = samples.of("w", 1000)
     assert row.size <= 90 and row[0] == 0 and row[-1] == 999
     assert (np.diff(row) > 0).all() and np.diff(row).max() < 150
     assert np.array_equal(samples.of("b", 10), values[None, :10])
+    monkeypatch.setattr("espresso_mpi.autotune.samples.SHORTEST", 40)
+    (row,) = filled([{"w": values, "b": values[:10]}] * 2).of("w", 1000)
+    assert sorted(np.diff(row))[-2:] == [1, 911], "two pieces of 45, no shorter ones"
+    many = {str(k): values for k in range(20)}
+    (row,) = filled([many] * 2).of("7", 1000)
+    assert row.size == 50, "more than a twentieth of 100"
+    (row,) = filled([{"w": values}] * 2, whole=True).of("w", 1000)
+    assert row.size == 1000
+
+
+def test_whole_tensors_are_kept_for_methods_that_see_their_shape():
+    kept = [Fidelity(Tuning(("int8", text)), AUTO).samples.whole for text in ("int4", "powersgd:rank=4", "acpsgd")]
+    assert kept == [False, True, True]
 
 
 @pytest.mark.parametrize("seed", range(5))
