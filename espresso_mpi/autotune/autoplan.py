@@ -38,7 +38,7 @@ from ..tuning import ALWAYS_ACCURATE, LIKE_FP32, Tuning
 from ..types import DeviceKind, MadeFor, Plan, Route, Strategy, TensorSpec
 from .clock import RecordedStep
 from .measuring_session import opener
-from .payload_costs import compresses
+from .payload_costs import compresses, without_needless
 from .profiler import measure
 from .tried import Trial
 
@@ -70,12 +70,13 @@ class Proposed:
 def fixed_ways(topology: Topology, options: Options, tuning: Tuning, workload: Workload, pushed: bool) -> list[Plan]:
     """What sessions without a plan do: one plan for each compressor and one for none, the smallest payloads first.
 
-    If gradients are pushed, also the same after the backward pass. No model is needed for them, and all are tried.
+    But for those that mix compressors and gain little (``payload_costs.without_needless``). If gradients are pushed,
+    also the same after the backward pass. No model is needed for them, and all are tried.
     """
     ways = _smallest_first(tuning, workload)
     made = made_for(topology, workload)
     apart = [_apart(workload, topology, _usual(options, spec), ways) for spec in ways]
-    plans = [replace(_with_default(plan, topology), made_for=made) for plan in apart]
+    plans = [replace(_with_default(plan, topology), made_for=made) for plan in without_needless(apart, workload)]
     found = [replace(plan, held=held) for plan in plans for held in (False, True)[: 1 + pushed]]
     return list({plan.digest: plan for plan in found}.values())  # compressors that few tensors may use can make one
 
@@ -380,18 +381,6 @@ def _methods(tuning: Tuning) -> list[str]:
 def _smallest_first(tuning: Tuning, workload: Workload) -> list[str]:
     """These compressors by the bytes of their payloads; without compression at the end."""
     return sorted((*_methods(tuning), "none"), key=lambda spec: _payload_bytes(spec, workload))
-
-
-def payload_bytes(plan: Plan, workload: Workload) -> float:
-    """The bytes of all gradients as a plan encodes them."""
-    total = 0
-    for tensor in workload.tensors:
-        strategy = plan.strategies.get(tensor.name, plan.default)
-        if strategy is None or strategy.compressor == "none":
-            total += tensor.nbytes
-        else:
-            total += get(strategy.compressor).at(None).nbytes(tensor.size)
-    return float(total)
 
 
 def _payload_bytes(spec: str, workload: Workload) -> float:

@@ -40,8 +40,8 @@ _ENOUGH = 0.02
 """Seconds of a sum that show the rate of a network: longer than ranks wait for a core in each of several sums."""
 
 _SURE = 1 << 18
-"""Elements from which on a sum shows that a network is not slow, if all of it takes half of what it would on a slow one:
-what disturbs it only makes it longer, and the bursts of token buckets are over."""
+"""Elements from which on a sum shows that a network is not slow, if all of it takes half as long as on a slow one: what
+disturbs it only makes it longer, and the bursts of token buckets are over."""
 
 _LATENCY, _SIZES = 64, tuple(1 << power for power in (14, 16, 18, 20))
 """Elements of these sums; 64 KiB to 4 MiB. What two of them differ by has no latency, nor the burst that token buckets

@@ -25,6 +25,7 @@ from . import room
 from .clock import CallKey, Computing, RecordedStep, StepClock
 from .fidelity import OF_MOMENTA, Fidelity
 from .next_run import NextRun
+from .payload_costs import payload_bytes
 from .trials import More, Spent, Trials
 from .tried import Trial
 
@@ -231,7 +232,7 @@ class Tuner:
         self.trials = Trials(
             fixed, tuning.trial_steps, lambda: self._modelled(workload, tuning, dropped), tuning.budget_for, spent,
             self._pushed, tuning.share, tuning.measuring_for,
-            {plan.digest: autoplan.payload_bytes(plan, workload) for plan in fixed},
+            {plan.digest: payload_bytes(plan, workload) for plan in fixed},
             autoplan.compiling_seconds(self._transport),
         )  # fmt: skip
         self._workload, self._roomy = workload, set() if before is None else {before.digest}

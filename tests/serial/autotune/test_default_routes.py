@@ -8,6 +8,7 @@ from planner_cases import random_profile, random_workload
 
 from espresso_mpi import Plan, compressors
 from espresso_mpi.autotune import autoplan
+from espresso_mpi.autotune.payload_costs import payload_bytes
 from espresso_mpi.collectives.data.layout import Topology
 from espresso_mpi.options import Options
 from espresso_mpi.planner.model.problem import evaluated
@@ -90,7 +91,8 @@ def test_a_session_that_has_a_profile_tries_compressors_along_the_named_route_th
 def test_a_tensor_that_is_barred_travels_by_the_next_smallest_payload():
     """Not dense: with most tensors barred, the first way that a session tries would take as long as dense steps."""
     bars = {"any": (), "two": ("onebit",), "eight": ("onebit", "int2"), "dense": ("onebit", "int2", "int8", "fp16")}
-    workload = Workload(tuple(WorkloadTensor(name, 1 << 18, 0.0, barred=barred) for name, barred in bars.items()))
+    sizes = {"any": 1 << 21, "two": 1 << 18, "eight": 1 << 18, "dense": 1 << 18}
+    workload = Workload(tuple(WorkloadTensor(name, sizes[name], 0.0, barred=barred) for name, barred in bars.items()))
     tuning = Tuning(("fp16", "int8", "int2", "onebit"))
     plans = autoplan.fixed_ways(FOUR_BY_FOUR, Options(), tuning, workload, False)
     assert [[plan.strategies[name].compressor for name in bars] for plan in plans] == [
@@ -100,13 +102,24 @@ def test_a_tensor_that_is_barred_travels_by_the_next_smallest_payload():
         ["fp16", "fp16", "fp16", "none"],
         ["none", "none", "none", "none"],
     ]
-    nbytes = [autoplan.payload_bytes(plan, workload) for plan in plans]
+    nbytes = [payload_bytes(plan, workload) for plan in plans]
     assert nbytes == sorted(nbytes) and len(set(nbytes)) == len(nbytes)
     limits = SharingLimits(dict.fromkeys(named_routes(compressors.get("fp16"), True), 0), 0, 0)
     profile = random_profile(np.random.default_rng(0), compressors=tuning.compressors)
     maker = autoplan._Maker(FOUR_BY_FOUR, Options(tuning=Tuning()), workload, profile, tuning, False, limits)
     together = maker._together(Options(compressor="onebit"), ["onebit", "int2", "int8", "fp16", "none"])
     assert [together.strategies[name].compressor for name in bars] == ["onebit", "int2", "int8", "none"]
+
+
+@pytest.mark.parametrize(
+    ("size", "tried"), [(1 << 15, ["int2", "int8", "none"]), (1 << 20, ["onebit", "int2", "int8", "none"])]
+)
+def test_a_compressor_that_few_tensors_may_use_is_not_mixed_with_others(size, tried):
+    """Messages of its own cost more than 2 % fewer bytes save; a quarter may be worth them."""
+    most = WorkloadTensor("most", 1 << 20, 0.0, barred=("onebit",))
+    workload = Workload((most, WorkloadTensor("one", size, 0.0)))
+    plans = autoplan.fixed_ways(FOUR_BY_FOUR, Options(), Tuning(("int8", "int2", "onebit")), workload, False)
+    assert [plan.strategies["one"].compressor for plan in plans] == tried
 
 
 def test_compressors_that_make_one_plan_are_tried_once():
