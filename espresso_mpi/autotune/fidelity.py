@@ -152,7 +152,7 @@ def _undelivered(method: Compressor, momenta: Sequence[np.ndarray], feedback: Fe
 
 
 def moments(gradients: np.ndarray, rule: OptimizerRule) -> list[np.ndarray]:
-    """What ``sgd`` or ``adam`` makes of consecutive gradients, but for a factor: the momentum, and for ``adam`` √v.
+    """What SGD or Adam makes of consecutive gradients, but for a factor: the momentum, and for ``adam`` also √v.
 
     Args:
         gradients: (steps, elements).
@@ -248,9 +248,8 @@ class Fidelity:
 
     def __init__(self, tuning: Tuning, feedback: Feedback) -> None:
         self.accuracy, self.feedback, self.rule = tuning.accuracy, feedback, tuning.optimizer
-        self.samples = Samples()
         self.wanted = self._to_measure(tuning)
-        self.samples.whole = any(_is_shaped(compressors.get(text)) for text in self.wanted)
+        self.samples = Samples(whole=any(_is_shaped(compressors.get(text)) for text in self.wanted))
         self._known: dict[tuple[str, int, str, OptimizerRule], float] = {}
 
     def _to_measure(self, tuning: Tuning) -> list[str]:

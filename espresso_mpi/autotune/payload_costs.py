@@ -1,4 +1,4 @@
-"""Which plans need no trial, because the bytes of their messages make them too slow."""
+"""Which plans need no trial, by the bytes of their messages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ HOPELESS = 1.5
 Nor is it tried any further if its first step, without what preparing takes, is this many times the shortest median; nor
 one without compression, if what the dense steps before could not hide is. Nor is a plan tried whose messages alone, by
 what those of smaller plans took, make its step this long."""
-
 
 _WORTH = 0.95
 """The share of the bytes below which another compressor for some tensors is worth its messages: with 1.5 % fewer bytes,

@@ -15,8 +15,8 @@ WINDOW = 7
 """Steps whose gradients are kept, the last ones: all that are watched by default."""
 
 SAMPLED = 1 << 19
-"""Elements of a step that are kept at most, of all tensors together, on every rank: 2 MiB per step. Judging takes as
-long as the sample is large, in which the ranks do not train."""
+"""Elements of a step that are kept at most, of all tensors together, on every rank: 2 MiB per step. Judging takes
+time in proportion to it, in which the ranks do not train."""
 
 SAMPLED_WHOLE = 1 << 21
 """The same if a method for matrices is judged, which needs whole tensors: 8 MiB per step."""
@@ -32,12 +32,12 @@ elements: the blocks of compressors have up to so many, which should not mix row
 class Samples:
     """The gradients of the last steps of this rank, or pieces of them.
 
-    Attributes:
+    Args:
         whole: whether whole tensors are needed, as far as possible (``SAMPLED_WHOLE``).
     """
 
-    def __init__(self) -> None:
-        self.whole = False
+    def __init__(self, whole: bool = False) -> None:
+        self._total = SAMPLED_WHOLE if whole else SAMPLED
         self.steps: deque[dict[str, tuple[TensorSpec, np.ndarray]]] = deque(maxlen=WINDOW)
         self._now: dict[str, tuple[TensorSpec, np.ndarray]] = {}
         self._sizes: dict[str, int] = {}
@@ -58,8 +58,7 @@ class Samples:
         if self._most:
             self.steps.append({name: taken for name, taken in self._now.items() if name not in begun})
         elif self._sizes:
-            total = SAMPLED_WHOLE if self.whole else SAMPLED
-            self._most = max(LEAST, largest_share(list(self._sizes.values()), total))
+            self._most = max(LEAST, largest_share(list(self._sizes.values()), self._total))
         self._now = {name: taken for name, taken in self._now.items() if name in begun}
 
     def clear(self) -> None:

@@ -155,8 +155,7 @@ def test_few_momenta_tell_as_much_as_seven(rule):
 
 
 def filled(steps, whole=False):
-    samples = Samples()
-    samples.whole = whole
+    samples = Samples(whole)
     for grads in steps:
         samples.take([adopt_gradient(name, value) for name, value in grads.items()])
         samples.end_step()
@@ -209,9 +208,14 @@ def test_of_large_tensors_pieces_of_the_whole_length_are_kept(monkeypatch):
     assert row.size == 1000
 
 
-def test_whole_tensors_are_kept_for_methods_that_see_their_shape():
-    kept = [Fidelity(Tuning(("int8", text)), AUTO).samples.whole for text in ("int4", "powersgd:rank=4", "acpsgd")]
-    assert kept == [False, True, True]
+@pytest.mark.parametrize(("spec", "kept"), [("int4", 4096), ("powersgd:rank=4", 5000), ("acpsgd", 5000)])
+def test_whole_tensors_are_kept_for_methods_that_see_their_shape(monkeypatch, spec, kept):
+    monkeypatch.setattr("espresso_mpi.autotune.samples.SAMPLED", 100)
+    fidelity = Fidelity(Tuning(("int8", spec)), AUTO)
+    for _ in range(2):
+        fidelity.take([adopt_gradient("w", np.ones(5000, np.float32))])
+        fidelity.samples.end_step()
+    assert fidelity.samples.of("w", 5000).shape == (1, kept)
 
 
 @pytest.mark.parametrize("seed", range(5))
