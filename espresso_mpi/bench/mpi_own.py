@@ -24,8 +24,7 @@ from numba import carray
 from ..collectives.data.layout import Topology
 from ..compressors.kernels.cpu import host
 from ..errors import EspressoError
-from ..files.compiled import cached
-from ..files.sources import with_digest
+from ..files.compiled import c_function
 from ..types import Route
 from .bound import memory_traffic
 from .harness.checks import wrong_sum, wrong_together
@@ -246,14 +245,13 @@ def half_sum() -> Any:
 @cache
 def _compiled_sum() -> Any:
     """The C callback; kept for good, as MPI has its address."""
-    from numba import cfunc, types
+    from numba import types
 
     halves, count = types.CPointer(types.uint16), types.CPointer(types.int32)
     signature = types.void(halves, halves, count, types.voidptr)
-    return cached(lambda cache: cfunc(signature, cache=cache)(_add_halves))
+    return c_function(signature, _add_halves)
 
 
-@with_digest
 def _add_halves(source, target, count, datatype):  # type: ignore[no-untyped-def]
     """``target += source``, as MPI calls it."""
     x, total = carray(source, count[0]), carray(target, count[0])

@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from numba import config, njit, types
 from numba.core import event
 from numba.core.caching import FunctionCache
+from numba.core.ccallback import CFunc
 from numba.core.compiler_lock import global_compiler_lock
 
 from .one_process import OneProcess
@@ -42,7 +43,24 @@ def compiled(function: Callable[..., Any], **options: Any) -> Any:
         options: of ``njit``.
     """
     named = with_digest(function)
-    return cached(lambda cache: _shared(_without_literals(njit(no_cfunc_wrapper=True, **options)(named)), cache))
+    return cached(lambda cache: _shared(_without_literals(njit(no_cfunc_wrapper=True, **options)(named)), named, cache))
+
+
+def c_function(signature: Any, function: Callable[..., Any], **options: Any) -> Any:
+    """Compile a function that C code calls by its ``address``, as ``numba.cfunc(signature, cache=True)`` does.
+
+    Args:
+        signature: of numba, such as ``int64(int64)``.
+        options: of ``cfunc``.
+    """
+    named = with_digest(function)
+
+    def make(cache: bool) -> Any:
+        made = CFunc(named, (signature.args, signature.return_type), locals={}, options=options)
+        _shared(made, named, cache).compile()
+        return made
+
+    return cached(make)
 
 
 def is_compiled(function: Any) -> bool:
@@ -103,24 +121,24 @@ class _SharedCache(FunctionCache):
                     path.unlink()
 
 
-def _shared(dispatcher: Any, cache: bool) -> Any:
-    """Give a function of numba's a cache in which it is compiled by one process at a time."""
+def _shared(made: Any, function: Callable[..., Any], cache: bool) -> Any:
+    """Give what numba has made of a function a cache in which it is compiled by one process at a time."""
     if not cache or config.DISABLE_JIT:
-        return dispatcher
-    dispatcher._cache = shared = _SharedCache(dispatcher.py_func)  # as its `enable_caching` does
-    compile_now = dispatcher.compile
+        return made
+    made._cache = shared = _SharedCache(function)  # as its `enable_caching` does
+    compile_now = made.compile
 
-    def compile_once(sig: Any) -> Any:
+    def compile_once(*sig: Any) -> Any:
         with global_compiler_lock, _no_collection():
             depth = shared.lock.depth
             try:
-                return compile_now(sig)
+                return compile_now(*sig)
             finally:
                 while shared.lock.depth > depth:
                     shared.lock.release()
 
-    dispatcher.compile = compile_once
-    return dispatcher
+    made.compile = compile_once
+    return made
 
 
 @contextmanager

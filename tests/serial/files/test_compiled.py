@@ -73,7 +73,6 @@ def test_the_garbage_collector_runs_again_after_a_compilation():
 COMPILING = """
 import sys, time
 from numba.core import event
-from espresso_mpi.files.compiled import compiled
 
 class Counter(event.Listener):
     count = 0
@@ -82,12 +81,15 @@ class Counter(event.Listener):
 
 event.register("numba:compile", Counter())
 sys.path.insert(0, sys.argv[1])
-from kernels_of_a_test import power
+from kernels_of_a_test import power, power_by_address
 print(Counter.count, power(2.0, 5), power(3, 2), Counter.count)
+made = power_by_address()
+print(made.ctypes(5), made.cache_hits)
 """
 
 KERNELS = """
-from espresso_mpi.files.compiled import compiled
+from numba import float64, int64
+from espresso_mpi.files.compiled import c_function, compiled
 
 @compiled
 def times(x, y):
@@ -96,38 +98,43 @@ def times(x, y):
 @compiled
 def power(x, n):
     return x if n == 1 else times(x, power(x, n - 1))
+
+def squares(n):
+    return power(2.0, n)
+
+def power_by_address():
+    return c_function(float64(int64), squares)
 """
 
 
 def test_processes_that_need_the_same_kernels_compile_them_once(tmp_path):
-    """Each signature of a recursive function and of the one that it calls, by whichever process comes first."""
+    """Each signature of a recursive function, of the one that it calls, and of one that C code calls."""
     (tmp_path / "kernels_of_a_test.py").write_text(KERNELS)
     command = [sys.executable, "-c", COMPILING, str(tmp_path)]
     running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
     said = [process.communicate(timeout=120)[0].split() for process in running]
-    assert [words[:3] for words in said] == [["0", "32.0", "9"]] * 3, said
+    assert [(*words[:3], words[4]) for words in said] == [("0", "32.0", "9", "32.0")] * 3, said
     counts = sorted(int(words[3]) for words in said)
     assert sum(counts) == 4, counts  # two functions, two signatures
+    assert sum(int(words[5]) for words in said) == 2, said
     assert not list(tmp_path.rglob("*.lock"))
 
 
 SUMMING = """
-from numba import cfunc, int64
-from espresso_mpi.files.compiled import cached, compiled, is_compiled
-from espresso_mpi.files.sources import with_digest
+from numba import int64
+from espresso_mpi.files.compiled import c_function, compiled, is_compiled
 from .. import middle  # and what this imports
 
 @compiled
 def add(x):
     return x + middle.ONE
 
-@with_digest
 def add_by_address(x):
     return x + middle.ONE
 
 new = not is_compiled(add)
-made = cached(lambda cache: cfunc(int64(int64), cache=cache)(add_by_address))
-print(add(1), sum(add.stats.cache_misses.values()), made.ctypes(1), int(made._cache_hits == 0))
+made = c_function(int64(int64), add_by_address)
+print(add(1), sum(add.stats.cache_misses.values()), made.ctypes(1), int(made.cache_hits == 0))
 print(int(new and is_compiled(add)))
 """
 

@@ -11,11 +11,10 @@ from functools import cached_property
 from typing import Any
 
 from llvmlite import ir
-from numba import carray, cfunc, types
+from numba import carray, types
 from numba.extending import intrinsic
 
-from espresso_mpi.files.compiled import cached
-from espresso_mpi.files.sources import with_digest
+from espresso_mpi.files.compiled import c_function
 
 from . import host
 
@@ -36,12 +35,12 @@ class Entry:
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        self.name, self._function, self.__doc__ = function.__name__, with_digest(function), function.__doc__
+        self.name, self._function, self.__doc__ = function.__name__, function, function.__doc__
 
     @cached_property
     def address(self) -> int:
         """Where the machine code begins."""
-        self._code = cached(lambda cache: cfunc(_SIGNATURE, cache=cache, error_model="numpy")(self._function))
+        self._code = c_function(_SIGNATURE, self._function, error_model="numpy")
         return int(self._code.address)
 
 
