@@ -25,6 +25,7 @@ from ..collectives.data.layout import Topology
 from ..compressors.kernels.cpu import host
 from ..errors import EspressoError
 from ..files.compiled import c_function
+from ..files.sources import with_digest
 from ..types import Route
 from .bound import memory_traffic
 from .harness.checks import wrong_sum, wrong_together
@@ -252,6 +253,7 @@ def _compiled_sum() -> Any:
     return c_function(signature, _add_halves)
 
 
+@with_digest
 def _add_halves(source, target, count, datatype):  # type: ignore[no-untyped-def]
     """``target += source``, as MPI calls it."""
     x, total = carray(source, count[0]), carray(target, count[0])

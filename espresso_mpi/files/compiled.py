@@ -36,7 +36,7 @@ _KEPT_S = 14 * 86400.0
 def compiled(function: Callable[..., Any], **options: Any) -> Any:
     """Compile a function when it is first called; a decorator, as ``numba.njit(cache=True)``.
 
-    C code cannot call it: a wrapper for that takes 7 % of the time in which functions are compiled, and ``numba.cfunc``
+    C code cannot call it: a wrapper for that takes 7 % of the time in which functions are compiled, and ``c_function``
     compiles its own.
 
     Args:
@@ -50,14 +50,14 @@ def c_function(signature: Any, function: Callable[..., Any], **options: Any) -> 
     """Compile a function that C code calls by its ``address``, as ``numba.cfunc(signature, cache=True)`` does.
 
     Args:
-        signature: of numba, such as ``int64(int64)``.
+        signature: of numba, such as ``int64(int64)``; not as a string.
+        function: it is compiled now, but was made ``with_digest`` where it is defined.
         options: of ``cfunc``.
     """
-    named = with_digest(function)
 
     def make(cache: bool) -> Any:
-        made = CFunc(named, (signature.args, signature.return_type), locals={}, options=options)
-        _shared(made, named, cache).compile()
+        made = CFunc(function, (signature.args, signature.return_type), locals={}, options=options)
+        _shared(made, function, cache).compile()
         return made
 
     return cached(make)

@@ -1,5 +1,7 @@
 """Every CUDA kernel compiles for old and new kinds of GPU, and to the arithmetic that is meant.
 
+With ``--quick``, only one kernel of each module is compiled for the old kind; spills of the others are not seen.
+
 Needs a compiler (the ``ptx`` extra) and no GPU. CUDA 12 is the last one that compiles for sm_70.
 Without one the tests are skipped, or fail if ESPRESSO_REQUIRE_PTX=1, so that ``make test-ptx`` cannot pass by skipping.
 """
@@ -98,7 +100,7 @@ ONE_OF_EACH = {name.partition(".")[0]: name for name in KERNELS}
 
 
 def compiled():
-    """Every kernel for both architectures; with ``--quick``, for the oldest one of each module."""
+    """Every kernel for both architectures; with ``--quick``, for the older one only one of each module."""
     for name in KERNELS:
         for cc in ARCHITECTURES:
             once = cc == ARCHITECTURES[0] and name not in ONE_OF_EACH.values()

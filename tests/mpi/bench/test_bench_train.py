@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -33,14 +34,19 @@ def folder(world, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """The file and the result of one short call."""
-    path = Path(MPI.COMM_WORLD.bcast(str(tmp_path_factory.mktemp("train") / "train.json")))
-    return path, train.main(**TINY, json=path)
+def path(tmp_path_factory):
+    """Of the file that ``trained`` writes, on every rank."""
+    return Path(MPI.COMM_WORLD.bcast(str(tmp_path_factory.mktemp("train") / "train.json")))
 
 
-def test_every_method_trains_and_is_written(world, trained):
-    path, result = trained
+@cache
+def trained(path):
+    """The result of one short call for several tests. It is made in a test, so that ranks fail together."""
+    return train.main(**TINY, json=path)
+
+
+def test_every_method_trains_and_is_written(world, path):
+    result = trained(path)
     if world.rank == 0:
         assert json.loads(path.read_text()) == json.loads(json.dumps(result))
     assert set(result) == {"environment", "kind", "corpus", "settings", "rows", "curves"}
@@ -54,8 +60,8 @@ def test_every_method_trains_and_is_written(world, trained):
         assert [point["step"] for point in result["curves"][row["method"]]] == [0, 4, 6]
 
 
-def test_runs_start_from_the_same_loss_and_end_differently(world, trained):
-    curves = trained[1]["curves"]
+def test_runs_start_from_the_same_loss_and_end_differently(world, path):
+    curves = trained(path)["curves"]
     assert len({curve[0]["loss"] for curve in curves.values()}) == 1
     assert len({curve[-1]["loss"] for curve in curves.values()}) == (len(LABELS) if world.size > 1 else 1)
 
@@ -72,9 +78,9 @@ def losses(curves):
 
 
 @pytest.mark.mpi(min_size=2)
-def test_bytes_are_those_of_the_payload(trained):
+def test_bytes_are_those_of_the_payload(path):
     """Compressed methods send less, in the order of their payloads; a step sends as much as any other."""
-    result = trained[1]
+    result = trained(path)
     sent = [sum(row["bytes_per_step"].values()) for row in result["rows"] if "no feedback" not in row["method"]]
     assert len(sent) == 5
     assert sent == sorted(sent, reverse=True)

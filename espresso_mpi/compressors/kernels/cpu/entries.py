@@ -15,6 +15,7 @@ from numba import carray, types
 from numba.extending import intrinsic
 
 from espresso_mpi.files.compiled import c_function
+from espresso_mpi.files.sources import with_digest
 
 from . import host
 
@@ -35,7 +36,7 @@ class Entry:
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
-        self.name, self._function, self.__doc__ = function.__name__, function, function.__doc__
+        self.name, self._function, self.__doc__ = function.__name__, with_digest(function), function.__doc__
 
     @cached_property
     def address(self) -> int:

@@ -120,7 +120,7 @@ def test_arrays_that_count_as_one(world, open_transport, dtype, window_bytes):
 
 
 @pytest.mark.parametrize("window_bytes", WINDOWS)
-@pytest.mark.parametrize("dtype", ["float32", "int8"])
+@pytest.mark.parametrize("dtype", ["float32", "int8", pytest.param("int16", marks=pytest.mark.thorough)])
 def test_reduce_and_broadcast_at_every_root(world, open_transport, dtype, window_bytes):
     window = window_of(open_transport(window_bytes))
     reduce_op = ReduceOp("sum") if dtype in INTEGERS else ReduceOp("sum", world.size)
