@@ -193,7 +193,7 @@ OTHERS = ["DiLoCo", "OnebitLamb", "SparseLoCo", "Streaming", "ZeroOneAdam"]
     [
         *((name, "onebit") for name in ["Clan", *OTHERS]),
         ("Clan", "none"),
-        *(pytest.param(name, "none", marks=pytest.mark.thorough) for name in OTHERS),  # the session's matter
+        *(pytest.param(name, "none", marks=pytest.mark.thorough) for name in OTHERS),  # the session compresses
     ],
 )
 def test_optimizers_have_the_steps_of_plain_arrays(world, open_session, adapter, name, compressor):

@@ -81,7 +81,7 @@ class Counter(event.Listener):
     def on_end(self, event): time.sleep(0.3)  # the others come meanwhile
 
 event.register("numba:compile", Counter())
-compile_now = CFunc._compile_uncached  # is no event
+compile_now = CFunc._compile_uncached  # numba has no event for it
 CFunc._compile_uncached = lambda self: (compile_now(self), time.sleep(0.3))[0]
 sys.path.insert(0, sys.argv[1])
 from kernels_of_a_test import power, power_by_address
