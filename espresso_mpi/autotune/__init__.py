@@ -12,6 +12,7 @@
 - ``next_run``: writes the plan for the next run.
 - ``autoplan``: makes workloads and candidate plans.
 - ``trials``: decides which plan each of the next steps follows.
+- ``finalists``: the plans that go on in turns, and whether they can be told apart.
 - ``payload_costs``: finds the plans that need no trial, by the bytes of their messages.
 - ``tried``: the times of the plans that were tried.
 - ``fidelity``: finds the compressors that change the moments of the optimizer too much.

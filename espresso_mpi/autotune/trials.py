@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median
 
 from ..types import Plan
+from .finalists import close, finalists, told_apart
 from .payload_costs import HOPELESS, PayloadCosts, compresses, methods
-from .tried import BEHIND, COUNTED, ENOUGH, Trial, Tried, are_twins, by_its_twin
-
-_FINALISTS = 3
-"""Plans that go on in turns after the first round, besides the best plan without compression."""
+from .tried import BEHIND, COUNTED, Trial, Tried, are_twins, by_its_twin
 
 _PERHAPS = 2.0
 """Dense steps may be the quickest if little is known of them but that they take at most this many times as long."""
@@ -39,9 +37,6 @@ After a change, the first step takes up to 60 % longer where ranks share cores, 
 _DISTURBED = 2.0
 """How many times as long other work may make a step: one that is still longer has another reason."""
 
-_ALIKE = 0.02
-"""Plans whose steps are known to this share of the shortest need no further step: little is lost by the wrong one."""
-
 
 @dataclass(frozen=True)
 class Spent:
@@ -63,6 +58,11 @@ class Spent:
     dense_at_most: float = 0.0
     known: Mapping[str, tuple[Sequence[float], Sequence[float]]] = field(default_factory=dict)
     elapsed: float = 0.0
+
+    @property
+    def about_dense(self) -> float:
+        """Seconds of a dense step, or about what it takes at most; 0: nothing is known."""
+        return self.dense if self.dense < math.inf else self.dense_at_most
 
 
 @dataclass(frozen=True)
@@ -91,6 +91,7 @@ class Trials:
     Trials may cost a share of the time so far, besides what was spent before them. Before a plan would cost more, there
     is a pause: the next steps follow the quickest plan so far. No step of a pause counts for a plan. A plan that is
     somewhat quicker than all before has a second turn after another one of these: the first steps of a run take longer.
+    Plans that are about as quick have another turn after the first long pause, and their earlier steps count no more.
 
     Args:
         fixed: candidates that need no model. All are tried, in this order.
@@ -123,7 +124,7 @@ class Trials:
         self._budget, self._share, self._measuring, self._compiling = budget, share, measuring, compiling
         self._payloads = PayloadCosts(payload_bytes or {}, self._tried, self._spent.dense)
         self._seconds, self._in_pauses, self._known, self._lost = 0.0, 0.0, 0, False
-        self.pause, self._row, self._within = 0, 1, False
+        self.pause, self._row, self._within, self._early = 0, 1, False, True
         self._rounds = self._all_rounds()
         self.current: Plan | None = None
         self._next_plan(None)
@@ -184,7 +185,7 @@ class Trials:
     def times(self) -> dict[str, tuple[float, int]]:
         """Seconds and number of steps by the digests of plans; of dense ones before the trials, if these were long."""
         spent, found = self._spent, {one.plan.digest: (one.seconds, one.steps) for one in self.results()}
-        dense = spent.dense if spent.dense < math.inf else spent.dense_at_most
+        dense = spent.about_dense
         plain = [one.plan.digest for one in self._tried if not compresses(one.plan)]
         return {**dict.fromkeys(plain, (dense, 1)), **found} if dense > BEHIND * self.quickest else found
 
@@ -250,6 +251,16 @@ class Trials:
                 return
             finally:
                 self.pause = 0
+            if self._early and steps == _LONGEST_PAUSE:
+                yield from self._compare_again()
+
+    def _compare_again(self) -> Generator[Plan, float, None]:
+        """Another turn of the plans that are about as quick, by steps that are no longer the first ones of the run."""
+        self._early = False
+        for one in self._tried:
+            one.early = len(one.times)
+        for one in close(self._tried):
+            yield from self._turn(one)
 
     def _steps_until(self, ahead: float) -> int:
         """How many steps of a pause are missing for that."""
@@ -263,23 +274,12 @@ class Trials:
         return max(0, min(_LONGEST_PAUSE, math.ceil(missing / best)))
 
     def _expected(self, one: Tried) -> float:
-        """What a turn of a plan is expected to cost. That of one that was never tried may be 0.
-
-        If it compresses, to larger payloads than those of the quickest, it can wait until preparing it is within the
-        share, too.
-        """
-        if one.times:
-            return (_SETTLING + _LONG) * max(0.0, one.seconds - self.quickest)
-        dense = self._spent.dense if self._spent.dense < math.inf else self._spent.dense_at_most
-        if not compresses(one.plan):
-            return max(0.0, dense - self.quickest)
-        known = [other.preparing for other in self._tried if other.times and len(other.first) > other.given[0]]
-        return max(0.0, median(known)) if known and self._payloads.is_larger(one) else 0.0
+        return _expected(one, self._tried, self._payloads, self._spent, self.quickest)
 
     def _compare(self, share: float) -> Generator[Plan, float, None]:
         """Turns of the finalists until they can be told apart, or so much of the budget, or of the steps, is spent."""
-        going = _finalists(self._tried, self._payloads, self._pushed)
-        while len(going) > 1 and not _told_apart(going) and not self._beyond(share):
+        going = finalists(self._tried, self._payloads, self._pushed)
+        while len(going) > 1 and not told_apart(going) and not self._beyond(share):
             if self._steps >= share * self._most:
                 return
             for one in going:
@@ -380,6 +380,20 @@ class Trials:
             (one.first if first else one.times).append(seconds)
 
 
+def _expected(one: Tried, tried: Sequence[Tried], payloads: PayloadCosts, spent: Spent, quickest: float) -> float:
+    """What a turn of a plan is expected to cost. That of one that was never tried may be 0.
+
+    If it compresses, to larger payloads than those of the quickest, it can wait until preparing it is within the share,
+    too.
+    """
+    if one.times:
+        return (_SETTLING + _LONG) * max(0.0, one.seconds - quickest)
+    if not compresses(one.plan):
+        return max(0.0, spent.about_dense - quickest)
+    known = [other.preparing for other in tried if other.times and len(other.first) > other.given[0]]
+    return max(0.0, median(known)) if known and payloads.is_larger(one) else 0.0
+
+
 def _ranked(tried: Sequence[Tried], spent: Spent) -> list[Trial]:
     """See ``Trials.results``."""
     order = sorted((one for one in tried if one.times), key=lambda one: (one.out, one.seconds))
@@ -393,45 +407,6 @@ def _ranked(tried: Sequence[Tried], spent: Spent) -> list[Trial]:
     if plain.seconds - best.seconds <= noise:
         best = plain
     return [best, *(one for one in found if one is not best)]
-
-
-def _finalists(tried: list[Tried], payloads: PayloadCosts, pushed: bool) -> list[Tried]:
-    """The quickest plans, and the quickest without compression.
-
-    The best also runs without its schedule, if it has one: turns hide latencies of small operations, which the
-    timeline counts in full. And if gradients are pushed, the quickest also run after the backward pass: traffic
-    beside it slows it down, most where ranks share cores, which the model does not see.
-    """
-    order = sorted(tried, key=lambda one: one.least)
-    plain = [one for one in order if not compresses(one.plan)][:1]
-    final = [one for one in order if one in order[:_FINALISTS] or one in plain or payloads.may_be_quickest(one)]
-    known = {one.plan.digest for one in tried}
-    variants = [Tried(plan) for plan in _variants(order, pushed) if plan.digest not in known]
-    tried += variants
-    limit = BEHIND * order[0].least
-    going = [one for one in final if one.least <= limit and not one.refused]
-    going += variants
-    for one in tried:
-        one.out = not any(one is other for other in going)
-    return going
-
-
-def _told_apart(going: Sequence[Tried]) -> bool:
-    """Whether one plan is quicker than the others by twice their uncertainty, or that is small; after two turns."""
-    if any(len(one.times) < ENOUGH for one in going):
-        return False
-    best, *others = sorted((one.result() for one in going), key=lambda one: one.seconds)
-    uncertain = [one.uncertain + best.uncertain for one in others]
-    apart = [one.seconds - best.seconds > 2 * by for one, by in zip(others, uncertain)]
-    return all(known or by <= _ALIKE * best.seconds for known, by in zip(apart, uncertain))
-
-
-def _variants(order: Sequence[Tried], pushed: bool) -> Iterable[Plan]:
-    """The best plan without its schedule, if it has one, and the finalists with pushes that are held."""
-    plans = [replace(order[0].plan, schedule=None)] if order[0].plan.schedule else []
-    if pushed:
-        plans += [replace(one.plan, schedule=None, held=True) for one in order[:_FINALISTS]]
-    return {plan.digest: plan for plan in plans}.values()
 
 
 def _hopeful(plans: Sequence[Plan], fixed: Sequence[Plan]) -> list[Plan]:

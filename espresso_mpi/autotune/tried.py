@@ -45,6 +45,7 @@ class Tried:
     Attributes:
         times: of those that count; first: of the first steps of turns, which do not.
         given: how many of ``first`` and of ``times`` came before the trials.
+        early: how many of ``times`` count only if there are no later ones: the first steps of a run take longer.
         out: it was behind when the finalists were chosen. They have more steps; the least of its few says little.
         excused: its first step was far too long, but preparing may explain it.
         refused: it cannot be followed.
@@ -54,6 +55,7 @@ class Tried:
     times: list[float] = field(default_factory=list)
     first: list[float] = field(default_factory=list)
     given: tuple[int, int] = (0, 0)
+    early: int = 0
     out: bool = False
     excused: bool = False
     refused: bool = False
@@ -82,9 +84,10 @@ class Tried:
         """The plan with the seconds by which it is compared."""
         if not self.times:
             return Trial(self.plan, math.inf, math.inf, 0)
-        low, middle, high = np.percentile(self.times, [25, 50, 75])
-        usual = middle if len(self.times) > COUNTED else min(self.times)
-        return Trial(self.plan, float(usual), float(high - low) / math.sqrt(len(self.times)), len(self.times))
+        times = self.times[self.early :] or self.times
+        low, middle, high = np.percentile(times, [25, 50, 75])
+        usual = middle if len(times) > COUNTED else min(times)
+        return Trial(self.plan, float(usual), float(high - low) / math.sqrt(len(times)), len(times))
 
     @property
     def seconds(self) -> float:

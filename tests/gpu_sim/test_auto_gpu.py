@@ -38,7 +38,7 @@ def test_a_plan_is_made_tried_and_followed(world, monkeypatch):
     """From figures of the device as well; the results are the means all the way."""
     gpu, measured = AsyncGpu(monkeypatch), []
     monkeypatch.setattr(request, "devices_of_rank", lambda: ("gpu",))  # a simulated one counts for none
-    monkeypatch.setattr(trials, "_told_apart", lambda going: True)  # not by how long things take to simulate
+    monkeypatch.setattr(trials, "told_apart", lambda going: True)  # not by how long things take to simulate
     for module in (trials, payload_costs):  # nor is dense left out because simulated dense steps were long
         monkeypatch.setattr(module, "HOPELESS", 1e9)
     monkeypatch.setattr(payload_buckets, "_REPEATS", 1)
@@ -67,7 +67,7 @@ def test_what_a_gpu_has_no_room_for_is_not_tried(world, monkeypatch, caplog):
     monkeypatch.setattr(device, "empty", limited)
     monkeypatch.setattr(gpu_messages, "_LARGE", 256)
     monkeypatch.setattr(room, "_BESIDES", 4096)
-    monkeypatch.setattr(trials, "_told_apart", lambda going: True)
+    monkeypatch.setattr(trials, "told_apart", lambda going: True)
     monkeypatch.setattr(autoplan, "proposed", lambda *given: adopted.add("measured") or autoplan.Proposed([], []))
     caller = Caller(gpu, 7)
     with caplog.at_level("WARNING", "espresso_mpi"), Session(plan="auto", tuning=HURRY, min_bytes=0) as session:

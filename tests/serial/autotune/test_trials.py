@@ -178,6 +178,26 @@ def test_what_can_wait_is_prepared_when_that_is_within_the_share():
     assert first["dense"] < first["fp16"] + 20, "it prepares nothing"
 
 
+@pytest.mark.parametrize("later", ["int4", "int8"])
+def test_plans_that_are_about_as_quick_in_the_first_steps_are_compared_again_after_a_pause(later):
+    """Before the plans whose turns are expensive: dense steps are long."""
+    plans = [candidate(name, DENSE if name == "dense" else FP16) for name in ("int4", "int8", "dense")]
+    trials, before, steps, pauses, dense = Trials(plans, 300, share=0.03, spent=Spent(dense=2.0)), "", 0, [], math.inf
+    while not trials.ended:
+        name = name_of(trials.current)
+        if trials.pause:
+            pauses.append((name, steps))
+        elif name == "dense":
+            dense = min(dense, steps)
+        steps += max(1, trials.pause)
+        slow = 0.2 if steps < 25 else 0.0 if name == later else 0.1
+        trials.step_ended(2.0 if name == "dense" else 1.0 + slow + 0.4 * (name != before and not trials.pause))
+        before = name
+    followed = [name for name, at in pauses if 45 < at < dense]
+    assert len(followed) > 1 and {*followed} == {later}
+    assert trials.results()[0].seconds == 1.0
+
+
 @pytest.mark.parametrize("disturbed", [1, 4, 5, 7])
 def test_a_step_that_other_work_makes_longer_does_not_decide(disturbed):
     plans = [candidate("a"), candidate("b", predicted=1.1), candidate("dense", DENSE, 1.2)]
