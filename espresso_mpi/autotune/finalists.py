@@ -13,9 +13,9 @@ _FINALISTS = 3
 """Plans that go on in turns after the first round, besides the best plan without compression."""
 
 _CLOSE = 0.1
-"""Plans are about as quick if their steps differ by this share of the shortest, or by no more than the noise. The first
-15 to 25 steps of a run take up to a fifth longer, by which the quicker one of two compressors cannot be seen (1 Gbit/s,
-2 nodes with 2 ranks on 2 cores: 166 and 167 ms in the first steps, 155 and 130 ms later)."""
+"""Plans are about as quick if their steps differ by this share of the shortest, or by no more than the noise. In the
+first 15 to 25 steps of a run, which may take a fifth longer, the quicker one cannot be seen (``int8`` and ``int4``, 2
+nodes with 2 ranks on 2 cores, 1 Gbit/s: 166 and 167 ms, and 155 and 130 ms later)."""
 
 _ALIKE = 0.02
 """Plans whose steps are known to this share of the shortest need no further step: little is lost by the wrong one."""

@@ -89,9 +89,9 @@ class Trials:
     longer than as many steps of the quickest plan.
 
     Trials may cost a share of the time so far, besides what was spent before them. Before a plan would cost more, there
-    is a pause: the next steps follow the quickest plan so far. No step of a pause counts for a plan. A plan that is
-    somewhat quicker than all before has a second turn after another one of these: the first steps of a run take longer.
-    Plans that are about as quick have another turn after the first long pause, and their earlier steps count no more.
+    is a pause: the next steps follow the quickest plan so far. The first steps of a run take longer. So a plan that is
+    somewhat quicker than all before has a second turn after another one of these. And only the steps of the first long
+    pause and of later turns count as soon as there are any; plans that were about as quick have another turn then.
 
     Args:
         fixed: candidates that need no model. All are tried, in this order.
@@ -246,20 +246,20 @@ class Trials:
         while steps := self._steps_until(ahead):
             self.pause = steps
             try:
-                yield self.results()[0].plan
+                seconds = yield (plan := self.results()[0].plan)
             except _Refused:
                 return
             finally:
                 self.pause = 0
             if self._early and steps == _LONGEST_PAUSE:
-                yield from self._compare_again()
+                yield from self._compare_again(plan, seconds)
 
-    def _compare_again(self) -> Generator[Plan, float, None]:
-        """Another turn of the plans that are about as quick, by steps that are no longer the first ones of the run."""
-        self._early = False
+    def _compare_again(self, plan: Plan, seconds: float) -> Generator[Plan, float, None]:
+        """Turns of plans that were about as quick as that of the pause, whose steps take so many seconds by now."""
+        self._early, others = False, [one for one in close(self._tried) if one.plan is not plan]
         for one in self._tried:
-            one.early = len(one.times)
-        for one in close(self._tried):
+            one.begin_anew([seconds] * _LONG if one.plan is plan else ())
+        for one in others:
             yield from self._turn(one)
 
     def _steps_until(self, ahead: float) -> int:

@@ -45,7 +45,7 @@ class Tried:
     Attributes:
         times: of those that count; first: of the first steps of turns, which do not.
         given: how many of ``first`` and of ``times`` came before the trials.
-        early: how many of ``times`` count only if there are no later ones: the first steps of a run take longer.
+        early: how many of ``times`` count only while there are no later ones.
         out: it was behind when the finalists were chosen. They have more steps; the least of its few says little.
         excused: its first step was far too long, but preparing may explain it.
         refused: it cannot be followed.
@@ -64,6 +64,11 @@ class Tried:
     def before(cls, plan: Plan, first: Sequence[float], times: Sequence[float]) -> Tried:
         """A plan that steps before the trials followed."""
         return cls(plan, list(times), list(first), (len(first), len(times)))
+
+    def begin_anew(self, times: Sequence[float]) -> None:
+        """Only these steps, and later ones, count, as soon as there are any."""
+        self.early = len(self.times)
+        self.times += times
 
     def cost(self, step: float) -> float:
         """Seconds that its steps in the trials have cost beyond others that take ``step`` seconds.
