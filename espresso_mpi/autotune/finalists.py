@@ -7,15 +7,15 @@ from dataclasses import replace
 
 from ..types import Plan
 from .payload_costs import PayloadCosts, compresses
-from .tried import BEHIND, ENOUGH, Trial, Tried
+from .tried import BEHIND, ENOUGH, Tried
 
 _FINALISTS = 3
 """Plans that go on in turns after the first round, besides the best plan without compression."""
 
 _CLOSE = 0.1
-"""Plans are about as quick if their steps differ by this share of the shortest, or by no more than the noise. In the
-first 15 to 25 steps of a run, which may take a fifth longer, the quicker one cannot be seen (``int8`` and ``int4``, 2
-nodes with 2 ranks on 2 cores, 1 Gbit/s: 166 and 167 ms, and 155 and 130 ms later)."""
+"""Plans are about as quick if their steps differ by this share of the shortest. In the first 15 to 25 steps of a run,
+which take longer, the quicker one cannot be seen (``int8`` and ``int4``, 2 nodes with 2 ranks on 2 cores, 1 Gbit/s: 166
+and 167 ms, and 155 and 130 ms later)."""
 
 _ALIKE = 0.02
 """Plans whose steps are known to this share of the shortest need no further step: little is lost by the wrong one."""
@@ -53,15 +53,10 @@ def told_apart(going: Sequence[Tried]) -> bool:
 
 
 def close(tried: Sequence[Tried]) -> list[Tried]:
-    """The quickest plan and those that are about as quick, the quickest first; none if it has no equal."""
-    order = sorted((one for one in tried if one.times and not one.refused), key=lambda one: one.seconds)
-    found = [one for one in order[:_FINALISTS] if _is_close(one.result(), order[0].result())]
-    return found if len(found) > 1 else []
-
-
-def _is_close(one: Trial, best: Trial) -> bool:
-    by = max(_CLOSE * best.seconds, 2 * (one.uncertain + best.uncertain))
-    return one.seconds - best.seconds <= min(by, (BEHIND - 1) * best.seconds)
+    """The quickest plan and those that are about as quick, the quickest first."""
+    going = [one for one in tried if one.times and not (one.refused or one.out)]
+    order = sorted(going, key=lambda one: one.seconds)[:_FINALISTS]
+    return [one for one in order if one.seconds <= (1 + _CLOSE) * order[0].seconds]
 
 
 def _variants(order: Sequence[Tried], pushed: bool) -> Iterable[Plan]:

@@ -10,7 +10,7 @@ from statistics import median
 from ..types import Plan
 from .finalists import close, finalists, told_apart
 from .payload_costs import HOPELESS, PayloadCosts, compresses, methods
-from .tried import BEHIND, COUNTED, Trial, Tried, are_twins, by_its_twin
+from .tried import BEHIND, COUNTED, Trial, Tried, are_twins, by_its_twin, scale
 
 _PERHAPS = 2.0
 """Dense steps may be the quickest if little is known of them but that they take at most this many times as long."""
@@ -90,8 +90,8 @@ class Trials:
 
     Trials may cost a share of the time so far, besides what was spent before them. Before a plan would cost more, there
     is a pause: the next steps follow the quickest plan so far. The first steps of a run take longer. So a plan that is
-    somewhat quicker than all before has a second turn after another one of these. And only the steps of the first long
-    pause and of later turns count as soon as there are any; plans that were about as quick have another turn then.
+    somewhat quicker than all before has a second turn after another one of these. And the first long pause tells by
+    which share; plans that were about as quick have another turn then, and their earlier steps count no more.
 
     Args:
         fixed: candidates that need no model. All are tried, in this order.
@@ -256,10 +256,10 @@ class Trials:
 
     def _compare_again(self, plan: Plan, seconds: float) -> Generator[Plan, float, None]:
         """Turns of plans that were about as quick as that of the pause, whose steps take so many seconds by now."""
-        self._early, others = False, [one for one in close(self._tried) if one.plan is not plan]
-        for one in self._tried:
-            one.begin_anew([seconds] * _LONG if one.plan is plan else ())
-        for one in others:
+        self._early = False
+        scale(self._tried, plan, seconds)
+        for one in [one for one in close(self._tried) if one.plan is not plan]:
+            one.early = len(one.times)
             yield from self._turn(one)
 
     def _steps_until(self, ahead: float) -> int:

@@ -65,10 +65,10 @@ class Tried:
         """A plan that steps before the trials followed."""
         return cls(plan, list(times), list(first), (len(first), len(times)))
 
-    def begin_anew(self, times: Sequence[float]) -> None:
-        """Only these steps, and later ones, count, as soon as there are any."""
-        self.early = len(self.times)
-        self.times += times
+    @property
+    def counting(self) -> Sequence[float]:
+        """The times by which it is compared."""
+        return self.times[self.early :] or self.times
 
     def cost(self, step: float) -> float:
         """Seconds that its steps in the trials have cost beyond others that take ``step`` seconds.
@@ -89,7 +89,7 @@ class Tried:
         """The plan with the seconds by which it is compared."""
         if not self.times:
             return Trial(self.plan, math.inf, math.inf, 0)
-        times = self.times[self.early :] or self.times
+        times = self.counting
         low, middle, high = np.percentile(times, [25, 50, 75])
         usual = middle if len(times) > COUNTED else min(times)
         return Trial(self.plan, float(usual), float(high - low) / math.sqrt(len(times)), len(times))
@@ -103,6 +103,14 @@ class Tried:
     def least(self) -> float:
         """Of all its steps, for comparisons while there are few."""
         return min([*self.first, *self.times], default=math.inf)
+
+
+def scale(tried: Sequence[Tried], plan: Plan, seconds: float) -> None:
+    """Take the times that are known for what they would be now, if a step by this plan takes so many seconds."""
+    share = seconds / next((one.seconds for one in tried if one.plan is plan and one.times), seconds)
+    for one in tried:
+        one.times = [each * share for each in one.times]
+        one.first = [each * share for each in one.first]
 
 
 def are_twins(one: Plan, other: Plan) -> bool:
