@@ -124,7 +124,7 @@ class Trials:
         self._budget, self._share, self._measuring, self._compiling = budget, share, measuring, compiling
         self._payloads = PayloadCosts(payload_bytes or {}, self._tried, self._spent.dense)
         self._seconds, self._in_pauses, self._known, self._lost = 0.0, 0.0, 0, False
-        self.pause, self._row, self._within, self._early = 0, 1, False, True
+        self.pause, self._row, self._within, self._scaled = 0, 1, False, False
         self._rounds = self._all_rounds()
         self.current: Plan | None = None
         self._next_plan(None)
@@ -251,12 +251,12 @@ class Trials:
                 return
             finally:
                 self.pause = 0
-            if self._early and steps == _LONGEST_PAUSE:
+            if not self._scaled and steps == _LONGEST_PAUSE:
                 yield from self._compare_again(plan, seconds)
 
     def _compare_again(self, plan: Plan, seconds: float) -> Generator[Plan, float, None]:
         """Turns of plans that were about as quick as that of the pause, whose steps take so many seconds by now."""
-        self._early = False
+        self._scaled = True
         scale(self._tried, plan, seconds)
         for one in [one for one in close(self._tried) if one.plan is not plan]:
             one.early = len(one.times)

@@ -65,11 +65,6 @@ class Tried:
         """A plan that steps before the trials followed."""
         return cls(plan, list(times), list(first), (len(first), len(times)))
 
-    @property
-    def counting(self) -> Sequence[float]:
-        """The times by which it is compared."""
-        return self.times[self.early :] or self.times
-
     def cost(self, step: float) -> float:
         """Seconds that its steps in the trials have cost beyond others that take ``step`` seconds.
 
@@ -89,7 +84,7 @@ class Tried:
         """The plan with the seconds by which it is compared."""
         if not self.times:
             return Trial(self.plan, math.inf, math.inf, 0)
-        times = self.counting
+        times = self.times[self.early :] or self.times
         low, middle, high = np.percentile(times, [25, 50, 75])
         usual = middle if len(times) > COUNTED else min(times)
         return Trial(self.plan, float(usual), float(high - low) / math.sqrt(len(times)), len(times))
