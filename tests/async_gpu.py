@@ -55,6 +55,13 @@ class Stream:
                     work()
                 finally:
                     self.gpu.working = before
+                self._tell_the_time()
+
+    def _tell_the_time(self) -> None:
+        """Pass the events that follow and note the time, as a device does at once."""
+        while self.done < len(self.queue) and self.queue[self.done] in self.gpu.readings:
+            self.queue[self.done]()
+            self.done += 1
 
     def _takes_its_time(self, work: Work) -> None:
         work()
@@ -72,8 +79,10 @@ class Event:
         self._gpu, self._asked, self._timing, self._clock = gpu, False, timing, 0.0
         self._stream, self._place = Stream(gpu), 0
 
-    def record(self, stream: Stream) -> None:
+    def record(self, given: Stream | int) -> None:
+        stream = self._gpu.of_caller(given) if isinstance(given, int) else given
         if self._timing:
+            self._gpu.readings.append(self._read_clock)
             stream.queue.append(self._read_clock)
         self._stream, self._place, self._asked = stream, len(stream.queue), False
 
@@ -110,12 +119,15 @@ class AsyncGpu:
     Attributes:
         default: the legacy default stream.
         clock, lasts: seconds on the device's clock, and those of each operation.
-        log: what was queued and waited for: "launch", "in", "out", "hold" (of a stream), "drain", "wait" (by the host).
+        readings: the operations that note the time for an event.
+        log: what was queued and waited for: "launch", "in", "out", "hold" (of a stream), and
+            waits of the host: "wait" (for an event), "drain" (for a stream), "synchronize" (for the device).
     """
 
     def __init__(self, patch: Any, seed: int | None = None, eager: str = "") -> None:
         self.lock, self.log, self.working, self.eager = threading.RLock(), list[str](), False, eager
         self.clock, self.lasts = 0.0, 0.0
+        self.readings = list[Work]()
         self._random = None if seed is None else random.Random(seed)
         self._locked = list[np.ndarray]()
         self._streams = [Stream(self)]
@@ -127,13 +139,14 @@ class AsyncGpu:
         patch.setattr(FakeCUDAArray, "__setitem__", lambda *given: self._assign(*given))
         patch.setattr(gpu.Kernel, "__call__", lambda *given: self._launched_on().add("launch", lambda: launch(*given)))
         patch.setattr(cuda, "default_stream", lambda: self.default, raising=False)
-        patch.setattr(cuda, "synchronize", self.run)
+        patch.setattr(cuda, "synchronize", self._synchronize)
         patch.setattr(cuda, "stream", self._new_stream)
         patch.setattr(cuda, "event", lambda timing=True: Event(self, timing))
         for name in ("sent", "scratch"):  # the simulator swaps the module `cuda` under them while a kernel runs
             patch.setattr(gpu, name, self._alone(getattr(gpu, name)))
         patch.setattr(device, "pinned", self._pinned)
-        patch.setattr(device, "caller_stream", self.of_caller)
+        patch.setattr(device, "_DEFAULT_MEMORY", {})  # of other streams
+        patch.setattr(device, "caller_stream", lambda number: number)  # as on a GPU, where it is an address
 
     @property
     def done(self) -> int:
@@ -143,6 +156,10 @@ class AsyncGpu:
         """Do all that was ever queued."""
         for stream in list(self._streams):
             stream.run()
+
+    def _synchronize(self) -> None:
+        self.log.append("synchronize")
+        self.run()
 
     def of_caller(self, number: int) -> Stream:
         """A stream of the program that uses the library; 1 is the legacy default stream."""
@@ -189,7 +206,7 @@ class AsyncGpu:
         if target is not None and self._is_locked(target):
             queue.add("out", lambda: self._to_host(array, target))
             return target
-        queue.run()
+        queue.synchronize()
         return self._to_host(array, target)
 
     def _in(self, array: Any, source: Any, stream: Any = 0) -> None:
@@ -200,7 +217,7 @@ class AsyncGpu:
 
     def _assign(self, array: Any, key: Any, value: Any) -> None:
         if not self.working:  # kernels assign as well
-            self._queue_of(0).run()  # numba waits for the GPU at every assignment by the host
+            self._queue_of(0).synchronize()  # numba waits for the GPU at every assignment by the host
         array._ary[key] = getattr(value, "_ary", value)
 
 

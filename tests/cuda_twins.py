@@ -7,6 +7,7 @@ allowed, relative to the largest magnitude in the array. Its payloads are then c
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
@@ -21,6 +22,7 @@ from espresso_mpi.collectives.data import reduction
 from espresso_mpi.collectives.data.layout import Topology
 from espresso_mpi.collectives.ranges import limits
 from espresso_mpi.compressors import Compressor, Context, get
+from espresso_mpi.compressors.kernels.cuda import gpu
 from espresso_mpi.errors import PayloadError
 from espresso_mpi.optim import cuda_updates, updates
 from espresso_mpi.optim.tensors import NumPy
@@ -64,11 +66,44 @@ _WITH_POSITIONS = (
 )
 
 
+_LAUNCHES = {
+    "acpsgd": (0, 7, 1),
+    "bound": (0, 5, 1),
+    "count_sketch": (2, 11, 1),
+    "dct_topk": (0, 9, 5),
+    "dgc": (0, 19, 1),
+    "powersgd": (2, 5, 1),
+    "randomk": (0, 2, 1),
+    "thc": (1, 1, 1),
+    "threshold": (0, 12, 1),
+    "topk": (0, 8, 1),
+    "topk_chunked": (1, 10, 1),
+    "topk_sampled": (0, 19, 1),
+}
+"""Launches of a summary, of an encode and of ``decode_add``, whatever the size; (0, 1, 1): all other methods."""
+
+_launched: list[str] = []
+
+
+def _counted(call: Any) -> Any:
+    def counted(kernel: Any, *given: Any) -> None:
+        _launched.append(kernel.name)
+        call(kernel, *given)
+
+    return counted
+
+
+gpu.Kernel.__call__ = _counted(gpu.Kernel.__call__)  # type: ignore[method-assign]
+
+
 class _Twins:
     """One compressor on both devices."""
 
     def __init__(self, compressor: Compressor) -> None:
         self._c = compressor
+        usual = str(compressor) == str(get(compressor.name))  # others may code values and positions as well
+        most = _LAUNCHES.get(compressor.name, (0, 1, 1)) if usual else 3 * (math.inf,)
+        self._most = dict(zip(("summarise", "encode", "decode_add"), most))
         self._tolerance: float = getattr(type(compressor), "cuda_tolerance", 0.0)
 
     def steps(self, x: np.ndarray, residual: np.ndarray | None, count: int) -> Iterator[str]:
@@ -90,14 +125,14 @@ class _Twins:
             host.summary, summary = (np.full(wanted.size, 7, np.float32) for _ in range(2))
             device.summary = cuda.to_device(summary)
             c.summarise(x, host.summary, residual, host)
-            c.summarise(x_gpu, device.summary, on_gpu, device)
+            yield from self._launches("summarise", x_gpu, device.summary, on_gpu, device)
             yield from self._differ("summary", host.summary, device.summary)
             host.summary *= np.float32(1.5)  # as other ranks might have contributed
             device.summary = cuda.to_device(host.summary)
         payload = np.full(c.nbytes(x.size), 0xA5, np.uint8)
         payload_gpu = cuda.to_device(payload)
         c.encode(x, payload, residual, host)
-        c.encode(x_gpu, payload_gpu, on_gpu, device)
+        yield from self._launches("encode", x_gpu, payload_gpu, on_gpu, device)
         if host.cut != device.cut:
             yield f"the CPU counts {host.cut} values as cut, the GPU {device.cut}"
         yield from self._payloads_differ(payload, payload_gpu, x.size, host)
@@ -108,6 +143,16 @@ class _Twins:
         c.update_from_aggregate(cuda.to_device(payload), x.size, device)
         yield from self._states_differ(host, device)
 
+    def _launches(self, method: str, *args: Any) -> Iterator[str]:
+        """Call a method on the GPU; says if it launches more kernels than it has to."""
+        _launched.clear()
+        getattr(self._c, method)(*args)
+        yield from self._too_many(method)
+
+    def _too_many(self, method: str) -> Iterator[str]:
+        if len(_launched) > self._most.get(method, math.inf):
+            yield f"{method}: {len(_launched)} launches, at most {self._most[method]}: {_launched}"
+
     def _decodes(self, method: str, payload: np.ndarray, before: np.ndarray, context: Context) -> Iterator[str]:
         """``decode`` or ``decode_add``, and ``finalize``, of the same bytes; divided, where the kernel does that."""
         out = np.nan_to_num(before, posinf=1, neginf=-1)
@@ -115,7 +160,9 @@ class _Twins:
         contexts = [Context(0, context.shared, context.step) for _ in range(2)]
         contexts[1].divisor = 3.0 if self._c.divides else 1.0
         said = _said(getattr(self._c, method), payload, out, contexts[0])
+        _launched.clear()
         said_gpu = _said(getattr(self._c, method), payload_gpu, out_gpu, contexts[1])
+        yield from self._too_many(method)
         if said != said_gpu:
             yield f"{method}: the CPU raises {said or 'nothing'}, the GPU {said_gpu or 'nothing'}"
         if said or said_gpu:

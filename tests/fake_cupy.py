@@ -45,16 +45,16 @@ class FakeCupy:
 
         class Stream:
             def __init__(self, non_blocking: bool = False) -> None:
-                self.number = next(streams)
+                self.ptr = next(streams)
 
             def __enter__(self) -> None:
-                self._before, outer.current = outer.current, self.number
+                self._before, outer.current = outer.current, self.ptr
 
             def __exit__(self, *error: object) -> None:
                 outer.current = self._before
 
             def synchronize(self) -> None:
-                gpu.of_caller(self.number).run()
+                gpu.of_caller(self.ptr).run()
 
         runtime = SimpleNamespace(deviceSynchronize=gpu.run, getDeviceCount=lambda: 1)
         chosen = SimpleNamespace(use=lambda: None)

@@ -5,6 +5,7 @@
 - ``any_dtype``: adopts arrays of every element type that MPI has.
 - ``same_memory``: finds the memory of an array that comes again, as quickly as numpy finds that of its own arrays.
 - ``device``: handles host memory and GPU memory by one set of functions.
+- ``gpu_times``: tells how long a GPU takes, and when it has done something.
 - ``addresses``: where the arrays of a call begin.
 - ``caller_streams``: launches kernels on a stream of the caller's.
 - ``driver``: calls the CUDA driver.

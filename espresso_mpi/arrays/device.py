@@ -99,10 +99,27 @@ def current_gpu() -> int:
 
 
 def use_gpu(number: int) -> None:
-    """Let this thread work on a GPU: a new thread begins with the first one, whatever the others use."""
+    """Let this thread work on a GPU: a new thread begins with the first one, whatever the others use.
+
+    A thread that worked on another GPU goes back to it where it leaves the session's stream (``leaving_stream``).
+    """
     from numba import cuda
 
+    active = cuda.gpus.current  # None: no GPU yet. To ask for the context would make one on the first GPU
+    if active is not None and active.id == number:
+        return  # CUDA keeps a stack of contexts, and each selection adds to it
     cuda.select_device(number)
+    if active is not None:
+        _HERE.selected += 1
+
+
+def _go_back(selected: int) -> None:
+    """Undo all selections of ``use_gpu`` in this thread but the first ``selected``."""
+    from numba import cuda
+
+    while _HERE.selected > selected:
+        cuda.current_context().pop()
+        _HERE.selected -= 1
 
 
 # --- streams ----------------------------------------------------------------------------------------------------------
@@ -123,7 +140,7 @@ class OwnStream:
     """
 
     def __init__(self, queue: Queue | None = None) -> None:
-        made = [queue or _new_stream() for _ in range(3)]
+        made = [queue or new_queue() for _ in range(3)]
         self.kernels, self.out, self.into = made
         self.memory: dict[Any, Any] = {}
         self._cuts: Any = None
@@ -151,9 +168,10 @@ class OwnStream:
 
 
 class _Here(threading.local):
-    """The stream that this thread has entered."""
+    """The stream that this thread has entered, and how many GPUs it has selected on top of the caller's."""
 
     own: OwnStream | None = None
+    selected = 0
 
 
 _HERE = _Here()
@@ -161,13 +179,15 @@ _DEFAULT_MEMORY: dict[Any, Any] = {}
 
 
 class leaving_stream:  # noqa: N801 - a context manager, as a class because that is quicker to enter
-    """Leave, in the end, the stream that the with-block enters."""
+    """Leave, in the end, the stream that the with-block enters, and the GPU that it selects."""
 
     def __enter__(self) -> None:
-        self._before = _HERE.own
+        self._before, self._selected = _HERE.own, _HERE.selected
 
     def __exit__(self, *error: object) -> None:
         _HERE.own = self._before
+        if _HERE.selected != self._selected:
+            _go_back(self._selected)
 
 
 def enter_stream(own: OwnStream) -> None:
@@ -225,7 +245,7 @@ def per_stream(key: Any, make: Callable[[], T]) -> T:
     return found
 
 
-def _new_stream() -> Queue:
+def new_queue() -> Queue:
     """A stream that does not synchronise with the legacy default stream; numba makes none."""
     from numba import cuda
 
@@ -236,7 +256,7 @@ def _new_stream() -> Queue:
     driver.call("cuStreamCreateWithPriority", ctypes.byref(handle), _NON_BLOCKING, greatest)
     found = cuda.external_stream(handle.value)
     # Not at the end of the process: the context ends with it.
-    weakref.finalize(found, driver.call, "cuStreamDestroy_v2", handle).atexit = False
+    weakref.finalize(found, driver.destroy, "cuStreamDestroy_v2", handle).atexit = False
     return Queue(found, handle.value)
 
 
@@ -259,7 +279,7 @@ def stream_of(owner: Any) -> int:
     torch: the current stream. Others: what the CUDA array interface says, else the default stream. Streams that are not
     non-blocking, such as numba's own, are waited for with the legacy default stream.
     """
-    if type(owner).__module__.split(".")[0] == "torch":
+    if any(cls.__module__.split(".")[0] == "torch" for cls in type(owner).__mro__):
         return int(sys.modules["torch"].cuda.current_stream(owner.device).cuda_stream) or _LEGACY
     said = owner.__cuda_array_interface__.get("stream")
     if said:
@@ -283,13 +303,12 @@ class Arrival:
     def __init__(self, streams: Iterable[int]) -> None:
         self._events = []
         for number in set(streams):
-            event = _event()
-            event.record(caller_stream(number))
-            self._events.append(event)
+            self._events.append(event())
+            self._events[-1].record(caller_stream(number))
 
     def passed(self) -> bool:
         """Whether it has."""
-        self._events = [event for event in self._events if not event.query()]
+        self._events = [one for one in self._events if not one.query()]
         return not self._events
 
 
@@ -300,16 +319,16 @@ def poll(passed: Callable[[], bool], limit: float) -> None:
         time.sleep(_POLL_S if gone > _EAGER_S else 0)
 
 
-def _event() -> Any:
-    """An event of the current GPU, for streams as ``_place`` gives them."""
+def event(timing: bool = False) -> Any:
+    """An event of the current GPU, for streams as ``place`` gives them; ``timing``: it notes when it is passed."""
     if not simulated():
-        return driver.DriverEvent()
+        return driver.DriverEvent(timing)
     from numba import cuda
 
-    return cuda.event(timing=False)
+    return cuda.event(timing=timing)
 
 
-def _place(queue: Queue | None) -> Any:
+def place(queue: Queue | None) -> Any:
     """A stream as events take it; None: ``stream()``."""
     if simulated():
         return stream() if queue is None else queue.stream
@@ -401,15 +420,15 @@ class Mark:
     """A place in a stream; an event that is used again and again."""
 
     def __init__(self) -> None:
-        self._event = _event()
+        self._event = event()
 
     def set(self, queue: Queue | None = None) -> None:
         """Set it behind all that is queued now on ``stream()``, or on another stream."""
-        self._event.record(_place(queue))
+        self._event.record(place(queue))
 
     def hold(self, queue: Queue | None = None) -> None:
         """Let what is queued from now on, on ``stream()`` or on another stream, wait until the GPU has passed it."""
-        self._event.wait(_place(queue))
+        self._event.wait(place(queue))
 
     def passed(self) -> bool:
         """Whether the GPU has passed it; does not wait."""
@@ -418,28 +437,6 @@ class Mark:
     def wait(self) -> None:
         """Return when the GPU has passed it."""
         self._event.synchronize()
-
-
-class Stopwatch:
-    """Measures the GPU's time between two places of ``stream()``, by a pair of events, however long the host takes."""
-
-    def __init__(self) -> None:
-        from numba import cuda
-
-        self._begin, self._end = cuda.event(timing=True), cuda.event(timing=True)
-
-    def start(self) -> None:
-        """Begin behind all that is queued now."""
-        self._begin.record(stream())
-
-    def stop(self) -> None:
-        """End behind all that is queued now."""
-        self._end.record(stream())
-
-    def seconds(self) -> float:
-        """Seconds between them; waits until the GPU has passed the end."""
-        self._end.synchronize()
-        return float(self._begin.elapsed_time(self._end)) / 1e3
 
 
 def synchronize() -> None:

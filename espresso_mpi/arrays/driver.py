@@ -30,19 +30,28 @@ def status(name: str, *args: Any) -> int:
     return int(getattr(_library(), name)(*args))
 
 
+def destroy(name: str, handle: Any) -> None:
+    """Call a function that destroys something, in any thread: one without a context does not get one for it."""
+    getattr(_library(), name)(handle)
+
+
 @lru_cache(maxsize=1)
 def _library() -> ctypes.CDLL:
     return ctypes.CDLL("libcuda.so.1")
 
 
 class DriverEvent:
-    """An event without a time. Streams are given as their addresses."""
+    """An event. Streams are given as their addresses.
 
-    def __init__(self) -> None:
+    Args:
+        timing: whether it notes when the GPU passes it, which takes the GPU longer.
+    """
+
+    def __init__(self, timing: bool = False) -> None:
         self._handle = ctypes.c_void_p()
-        call("cuEventCreate", ctypes.byref(self._handle), _NO_TIMING)
+        call("cuEventCreate", ctypes.byref(self._handle), 0 if timing else _NO_TIMING)
         # Not at the end of the process: the context ends with it.
-        weakref.finalize(self, call, "cuEventDestroy_v2", self._handle).atexit = False
+        weakref.finalize(self, destroy, "cuEventDestroy_v2", self._handle).atexit = False
 
     def record(self, stream: int | None) -> None:
         call("cuEventRecord", self._handle, ctypes.c_void_p(stream))
@@ -60,3 +69,9 @@ class DriverEvent:
 
     def synchronize(self) -> None:
         call("cuEventSynchronize", self._handle)
+
+    def elapsed_time(self, end: DriverEvent) -> float:
+        """Milliseconds from here to ``end``, which the GPU has passed, too; below 0 if it passed ``end`` before."""
+        found = ctypes.c_float()
+        call("cuEventElapsedTime", ctypes.byref(found), self._handle, end._handle)
+        return found.value

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ..arrays.gpu_times import Moment
 from ..types import TensorSpec
 
 _LATE = 0.5
@@ -24,13 +25,26 @@ class _Call:
     """A call of the step that runs.
 
     Attributes:
-        at: when it came, in seconds of the clock; idle: how long calls of its step had been waited for until then.
+        made: when it came, in seconds of the clock; idle: how long calls of its step had been waited for until then.
+        moment: when a GPU had its tensors, which may be later; None: they are on none.
+        shift: seconds by which the moment is later on this clock, for what was done aside since.
     """
 
     key: CallKey
     specs: tuple[TensorSpec, ...]
-    at: float
+    made: float
     idle: float
+    moment: Moment | None = None
+    shift: float = 0.0
+
+    @property
+    def at(self) -> float:
+        """When its tensors were there; the call has ended."""
+        return self.made if self.moment is None else max(self.made, self.moment.seconds() + self.shift)
+
+    def shifted(self, by: float) -> _Call:
+        """It, so much later."""
+        return replace(self, made=self.made + by, shift=self.shift + by)
 
 
 @dataclass(frozen=True)
@@ -48,7 +62,8 @@ class RecordedStep:
 
     Attributes:
         specs: the tensors, in the order in which they came.
-        ready: float64 (tensors,), when each came, less what was waited for others before.
+        ready: float64 (tensors,), when each came, less what was waited for others before. On a GPU, where a tensor
+            comes when its kernels are queued, it is when the GPU has passed these, by events.
         seconds: when all of them were waited for.
         pushed: whether any was pushed.
     """
@@ -143,7 +158,8 @@ class StepClock:
         self.pushed = any(known.key[0] == "push" for known in calls)
         idle, own = (self._before.idle, self._before.own) if later else (self._idle, self._own)
         if self._began is not None and calls:
-            ready = np.array([known.at - known.idle - self._began for known in calls for _ in known.specs])
+            arrived = [known.at - known.idle - self._began for known in calls]
+            ready = np.repeat(arrived, [len(known.specs) for known in calls])
             self.steps.append(RecordedStep(self.specs, ready, self._waited - self._began - own, self.pushed))
             self.seconds += self.steps[-1].seconds
         self.count += 1
@@ -161,7 +177,7 @@ class StepClock:
         finally:
             if self._began is not None:
                 before, self._began = self._began, self._clock() - since
-                self._calls = [replace(known, at=known.at + self._began - before) for known in self._calls]
+                self._calls = [known.shifted(self._began - before) for known in self._calls]
 
     @contextmanager
     def within(self) -> Iterator[None]:
@@ -174,9 +190,9 @@ class StepClock:
             self._idle += took
             self._own += took
 
-    def called(self, call: CallKey, specs: Sequence[TensorSpec]) -> None:
-        """A call came."""
-        self._calls.append(_Call(call, tuple(specs), self._clock(), self._idle))
+    def called(self, call: CallKey, specs: Sequence[TensorSpec], moment: Moment | None = None) -> None:
+        """A call came; ``moment``: when a GPU has its tensors."""
+        self._calls.append(_Call(call, tuple(specs), self._clock(), self._idle, moment))
         self._names.update(spec.name for spec in specs)
 
     def waited(self, since: float, failed: CallKey | None = None) -> None:

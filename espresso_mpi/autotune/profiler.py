@@ -60,15 +60,7 @@ def measure(
     moves.warm_up()
     codecs.warm_up()
     repeating.begin()
-    steps = Profile(
-        len(transport.topology.nodes),
-        transport.topology.local_size,
-        moves=moves.curves(),
-        codecs=codecs.codecs(),
-        copies=codecs.copies(),
-        check=codecs.check(),
-        segment_bytes=segment_bytes,
-    )
+    steps = _operations(transport, moves, codecs, segment_bytes)
     usual = request.usual(transport.topology)
     profile = Calls(repeating, usual).measured(steps, open_session, moves.reach)
     profile = whole_steps.measured(repeating, usual, profile, open_session, pushes, moves.reach)
@@ -76,6 +68,21 @@ def measure(
     here["queueing_on_gpu"] = codecs.queueing
     tick(1.0)
     return replace(profile, environment=here, fingerprint=fingerprint)
+
+
+def _operations(transport: Transport, moves: Moves, codecs: Codecs, segment_bytes: int) -> Profile:
+    """What the operations of routes take, each by itself. Collective."""
+    moved, coded, copied, checked = moves.curves(), codecs.codecs(), codecs.copies(), codecs.checks()
+    return Profile(
+        len(transport.topology.nodes),
+        transport.topology.local_size,
+        moves=moved,
+        codecs=coded,
+        copies=copied,
+        check=checked["cpu"],
+        check_on_gpu=checked.get("gpu"),
+        segment_bytes=segment_bytes,
+    )
 
 
 def _surroundings(

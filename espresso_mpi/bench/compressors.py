@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from ..arrays import device
+from ..arrays.gpu_times import Stopwatch
 from ..errors import ConfigError
 from ..files.output import parse_sizes
 from . import memory
@@ -213,7 +214,7 @@ class _Setup:
 
 def _gpu_seconds(work: Callable[[], object]) -> float:
     """The mean time of several calls in a row, by events: the host queues a call while the GPU works on the former."""
-    watch = device.Stopwatch()
+    watch = Stopwatch()
     work()
     watch.start()
     for _ in range(_GPU_CALLS):

@@ -7,7 +7,7 @@ import typer
 
 from ..bench.defaults import GpuCheck as GpuDefaults
 from ..bench.defaults import Warmup
-from .arguments import COMMAND_LAST, Command, JsonOut, Nodes, RanksPerNode, Rate, Timeout, comma_list
+from .arguments import COMMAND_LAST, Command, JsonOut, Nodes, RanksPerNode, Rate, Timeout, comma_list, png
 from .program import app
 
 
@@ -45,14 +45,15 @@ def gpu_check(
     output: Annotated[
         Path | None, typer.Option("--output", metavar="FILE", help="Write the report to FILE as Markdown.")
     ] = None,
+    plot: Annotated[Path | None, png("bandwidth by kernel, and what push hides")] = None,
 ) -> None:
     """Try every promise of the GPU support on this node's GPU, and report a result for each (ten minutes).
 
-    [dim]espresso-mpi gpu-check --output gpu.md[/dim]
+    [dim]espresso-mpi gpu-check --output gpu.md --plot gpu.png[/dim]
     """
     from espresso_mpi.bench.gpu import suite
 
-    raise typer.Exit(suite.main(only=only, json=json, output=output))
+    raise typer.Exit(suite.main(only=only, json=json, output=output, plot=plot))
 
 
 @app.command(context_settings=COMMAND_LAST)

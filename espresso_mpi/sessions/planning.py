@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from ..arrays.buffers import Gradient
+from ..arrays.gpu_times import Moment
 from ..autotune.clock import StepClock
 from ..autotune.tuner import Tuner
 from ..collectives.messages.agreement import on_rank_0
@@ -246,8 +247,12 @@ class Planning(Following):
         if self._tuner is not None:
             self._tuner.called(clock, key, specs)
         if gradients is not None and specs is not None:
-            clock.called(key, specs)
+            streams = [gradient.stream for gradient in gradients if gradient.stream is not None]
+            moment = Moment(streams) if streams else None
+            clock.called(key, specs, moment)
             if self._tuner is not None and self._tuner.watching:
+                if moment is not None:
+                    moment.seconds()  # until then the GPU computes, which is part of the step
                 with clock.within():
                     self._tuner.fidelity.take(gradients)
 

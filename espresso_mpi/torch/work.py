@@ -32,6 +32,12 @@ _SMALL = 64
 """Elements of results that may stay in memory for a while."""
 
 
+def _wait_for_copies(result: Sequence[torch.Tensor]) -> None:
+    """Wait for what this thread has queued for GPU tensors: whoever waits for them may use another stream."""
+    for where in {tensor.device for tensor in result if tensor.is_cuda}:
+        torch.cuda.current_stream(where).synchronize()
+
+
 @untraced
 class HandleWork(distributed.Work):
     """Collectives of a session.
@@ -73,6 +79,8 @@ class HandleWork(distributed.Work):
         try:
             for complete in self._after if self._error is None else ():
                 complete()
+            if self._after:
+                _wait_for_copies(self._result)
         except Exception as error:  # such as a target of another shape; ``wait`` raises it
             self._error = error
         self._ended.set()

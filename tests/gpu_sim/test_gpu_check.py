@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 
 import pytest
@@ -12,6 +13,7 @@ from gpu_arrays import foreign_memory  # noqa: F401
 
 from espresso_mpi.arrays import device
 from espresso_mpi.bench.gpu import ranks, suite
+from espresso_mpi.collectives.messages import switches
 from espresso_mpi.compressors.kernels.cuda import sparse, topk  # noqa: F401 - not in a thread, while a kernel runs
 
 pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.timeout(300)]
@@ -47,3 +49,54 @@ def test_the_ranks_of_gpu_check(world, cupy, tmp_path):
 def test_a_result_that_is_read_too_early_is_found(world, cupy, monkeypatch):
     monkeypatch.setattr(device.Arrival, "passed", lambda self: True)
     assert ranks.side_stream(world, cupy) > 0
+
+
+@pytest.mark.parametrize("waits", [0, 1])
+def test_waits_of_the_host_are_counted(world, cupy, monkeypatch, waits):
+    """None, unless the session waits for its stream with each call."""
+    stats = ranks.Session.sync
+    if waits:
+        monkeypatch.setattr(ranks.Session, "sync", lambda *given: (stats(*given), device.Mark().wait())[0])
+    assert world.allgather(ranks.synchronises(cupy)) == [10 * waits] * world.size
+
+
+def test_staged_messages_are_timed_beside_device_pointers(world, cupy, monkeypatch):
+    monkeypatch.setenv(switches.SWITCH, "1")
+    (row,) = ranks.times(world, cupy, "int8", ranks.takes_pointers(world))
+    assert all(row[name] > 0 for name in ("gpu_s", "staged_s", "host_s"))
+    assert os.environ[switches.SWITCH] == "1"
+    monkeypatch.delenv(switches.SWITCH)
+    (row,) = ranks.times(world, cupy, "int8", ranks.takes_pointers(world))
+    assert "staged_s" not in row
+
+
+def test_the_whole_check(world, cupy, monkeypatch, tmp_path):
+    """All parts but the job of ranks (above) and the comparison of kernels (``test_cuda_sim``), on the first rank."""
+    pytest.importorskip("matplotlib")
+    problem = world.bcast(_checked(monkeypatch, tmp_path) if world.rank == 0 else None)
+    assert not problem, problem
+
+
+def _checked(patch, folder):
+    """What is wrong with the reports of a check."""
+    tool = folder / "compute-sanitizer"
+    tool.write_text("#!/bin/sh\necho '========= ERROR SUMMARY: 0 errors'\n")
+    tool.chmod(0o755)
+    patch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    patch.setattr(suite.speeds, "require_gpu", lambda what: None)
+    patch.setattr(suite, "gpus", lambda: [{"name": "a simulated GPU"}])
+    patch.setattr(suite, "_BESIDE_ELEMENTS", 300)
+    patch.setattr(suite, "_BESIDE_SIDE", 4)
+    files = {name: folder / name for name in ("gpu.json", "gpu.md", "gpu.png")}
+    status = suite.main("beside,pointers,sanitizer", *files.values())
+    result, text = json.loads(files["gpu.json"].read_text()), files["gpu.md"].read_text()
+    beside = {row["method"]: row for row in result["beside"]}
+    wrong = {
+        "status": status != 0,
+        "methods": set(beside) != set(suite._BESIDE),
+        "times": any(row["both_s"] < max(row["encode_beside_s"], row["product_beside_s"]) for row in beside.values()),
+        "rows": not all(one["promise"] in text for one in result["rows"]) or len(result["rows"]) != 4,
+        "sanitizer": result["sanitizer"]["status"] != 0 or "0 errors" not in text,
+        "picture": files["gpu.png"].read_bytes()[:4] != b"\x89PNG",
+    }
+    return [name for name, is_wrong in wrong.items() if is_wrong]

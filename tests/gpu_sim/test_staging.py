@@ -301,12 +301,13 @@ def test_the_quickest_length_between_nodes(world, open_transport, caplog, monkey
 def test_lengths_are_measured_with_what_is_sent(world, open_transport, monkeypatch, aware):
     transport = open_transport(device_aware=aware, nodes=nodes(world))
     monkeypatch.setattr(gpu_calls, "_RING_BYTES", 1000)
-    kinds, start = [], transport._messages_of
-    monkeypatch.setattr(transport, "_messages_of", lambda *given: kinds.append(type(given[2])) or start(*given))
+    sent, locked, start, pinned = [], [], transport._messages_of, device.pinned
+    monkeypatch.setattr(transport, "_messages_of", lambda *given: sent.append(given[2]) or start(*given))
+    monkeypatch.setattr(device, "pinned", lambda size: locked.append(pinned(size)) or locked[-1])
     seconds = transport._ring(300)
     leads = world.rank in (0, world.size - 1)
-    assert (seconds > 0) == leads and len(kinds) == 2 * leads
-    assert all((kind is not np.ndarray) == aware for kind in kinds)
+    assert (seconds > 0) == leads and len(sent) == 2 * leads
+    assert all(any(array is memory for memory in locked) != aware for array in sent)
 
 
 # --- what the probe's processes do ------------------------------------------------------------------------------------

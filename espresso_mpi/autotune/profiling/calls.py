@@ -54,7 +54,7 @@ class Calls:
             reach: bytes that a call has at most, if that leaves some: of large ones the link would take the time.
         """
         self._repeating.allow("calls")
-        self._load = SyntheticLoad(self._transport, "cpu")
+        self._load = SyntheticLoad(self._transport)
         timed: list[tuple[Strategy, int, int, float]] = []
         calls = [(count, n) for count, n in _CALLS if 4 * count * n <= max(reach, _SMALL)]
         for strategy in self._repeating.while_in_time(self._usual, "calls by {}"):

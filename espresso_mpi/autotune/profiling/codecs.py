@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from ...arrays import device
+from ...arrays.gpu_times import Stopwatch
 from ...collectives.data import reduction
 from ...collectives.data.layout import Dense, Topology
 from ...collectives.data.reduction import ReduceOp
@@ -62,6 +63,8 @@ class Codecs:
         for method in self._request.methods.values():
             for where in self._request.devices:
                 self._codec(method, where, self._request.elements[0])
+        if "gpu" in self._request.devices:
+            self._check_on_gpu(4 * self._request.elements[0])
         self._check(4 * self._request.elements[0])
 
     def codecs(self) -> dict[tuple[str, DeviceKind, Direction], Curve]:
@@ -96,25 +99,34 @@ class Codecs:
             times.note("to_gpu", point.size, point.found[:, 1])
         return times.curves()
 
-    def check(self) -> Curve:
-        """The search for values that are not finite."""
+    def checks(self) -> dict[DeviceKind, Curve]:
+        """The search for values that are not finite, on the host, and on the GPU where there is one."""
         self._repeating.allow("check")
-        points = [Point(f"check of {4 * n} bytes", "", 4 * n, self._check) for n in ends_first(self._request.elements)]
+        searches: dict[DeviceKind, Callable[[int], np.ndarray]] = {"cpu": self._check}
+        if "gpu" in self._request.devices:
+            searches["gpu"] = self._check_on_gpu
+        points = [
+            Point(f"check of {4 * n} bytes on the {where}", where, 4 * n, search)
+            for n in ends_first(self._request.elements)
+            for where, search in searches.items()
+        ]
         times = Times()
         for point in self._repeating.surveyed(points):
             assert point.found is not None
-            times.note("check", point.size, point.found[:, 0])
-        return times.curves()["check"]
+            times.note(point.family, point.size, point.found[:, 0])
+        return times.curves()
 
     def _codec(self, method: Compressor, where: DeviceKind, n: int) -> np.ndarray:
         """Encodes, and decodes of two payloads."""
         shaped = method.shaped((n,))
         route = Route.parse("encode@cpu/allgather@flat/decode@cpu").on(where)
         program = Program(_pair(self._transport), route, shaped, n, "float32")
-        source, job = normal(n, self._transport.rank), job_of(shaped, n)
+        job = job_of(shaped, n)
 
-        def acts(x: Any) -> Iterator[Callable[[], None]]:
+        def acts(x: Any, source: Any) -> Iterator[Callable[[], None]]:
             device.copy(x, source)
+            if where == "gpu":
+                device.drain()  # or the launches that follow would be hidden behind it
             for stage in program.stages(0, x, job, Recorder()):
                 if isinstance(stage.step, MoveStep):
                     _multiply(stage)
@@ -122,7 +134,9 @@ class Codecs:
                     yield partial(_finish, stage)
 
         with self._on(where):
-            seconds, queueing = self._side_by_side(partial(acts, device.zeros(n, np.float32, where)), where)
+            x, source = (device.empty(n, np.float32, where) for _ in range(2))
+            device.copy(source, normal(n, self._transport.rank))
+            seconds, queueing = self._side_by_side(partial(acts, x, source), where)
         if where == "gpu" and n == self._request.elements[0]:
             self.queueing[str(method)] = np.median(queueing, axis=0).tolist()
         return seconds
@@ -142,6 +156,18 @@ class Codecs:
 
         return self._side_by_side(lambda: iter((count,)))[0]
 
+    def _check_on_gpu(self, nbytes: int) -> np.ndarray:
+        from ...collectives.data import cuda_sums  # with numba's part for GPUs
+
+        def acts(x: Any) -> Iterator[Callable[[], None]]:
+            begun = []
+            yield lambda: begun.append(cuda_sums.Counts([(x, "float32", reduction.overflow_bits("float32", False))]))
+            begun[0].read()  # its memory is used again
+
+        with self._on("gpu"):
+            x = device.zeros(nbytes // 4, np.float32, "gpu")
+            return self._side_by_side(partial(acts, x), "gpu")[0]
+
     @contextmanager
     def _on(self, where: DeviceKind) -> Iterator[None]:
         """Work on a device as a session does: on a GPU, on a stream of its own."""
@@ -158,7 +184,7 @@ class Codecs:
 
         Both have the shape (passes, acts).
         """
-        meet, watch = self._neighbours, device.Stopwatch() if where == "gpu" else None
+        meet, watch = self._neighbours, Stopwatch() if where == "gpu" else None
 
         def one() -> list[float]:
             marks = []

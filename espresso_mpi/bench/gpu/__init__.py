@@ -5,6 +5,7 @@
 - ``beside``: times the kernels beside other work.
 - ``ranks``: the program of two ranks on one GPU.
 - ``report``: writes the results.
+- ``pictures``: draws them.
 
 May import: everything below ``bench``. To add a check, write it in the module of its part, and call it in ``suite``.
 """

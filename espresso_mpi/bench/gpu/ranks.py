@@ -8,16 +8,19 @@ Started by ``suite`` as a job of its own; rank 0 writes its result to the file t
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from ...arrays import device
+from ...collectives.messages import probe, switches
 from ...session import Session
 from ...types import ROUTES, Route
 
@@ -55,7 +58,7 @@ def main(path: str) -> None:
         "side_stream": side_stream(world, cupy),
         "synchronises": synchronises(cupy),
         "overlap": [overlap(world, cupy, method) for method in METHODS],
-        "sizes": [row for method in METHODS for row in times(world, cupy, method)],
+        "sizes": [row for method in METHODS for row in times(world, cupy, method, takes_pointers(world))],
     }
     if world.rank == 0:
         with open(path, "w", encoding="utf-8") as file:
@@ -164,25 +167,41 @@ def side_stream(world: Any, cupy: Any) -> int:
 
 
 def synchronises(cupy: Any) -> int:
-    """Waits for the whole GPU in ten calls of the steady state."""
-    count = 0
-    before = device.synchronize
-
-    def counted() -> None:
-        nonlocal count
-        count += 1
-        before()
-
+    """How often the host waits for the GPU, a stream or an event in ten calls of the steady state."""
     with Session(compressor="int8") as session:
         x = cupy.ones(_STEADY, cupy.float32)
         session.sync(x)
-        device.synchronize = counted
-        try:
+        with _counted_waits() as waits:
             for _ in range(10):
                 session.sync(x)
-        finally:
-            device.synchronize = before
-    return count
+    return len(waits)
+
+
+@contextmanager
+def _counted_waits() -> Iterator[list[str]]:
+    """The waits for the GPU in the with-block: by this package, or by numba, which waits where nobody asked for it."""
+    found = list[str]()
+    places: list[tuple[Any, str]] = [(device, "synchronize"), (device, "drain"), (device.Mark, "wait")]
+    if not device.simulated():
+        from numba.cuda.cudadrv.driver import driver
+
+        places += [(driver, name) for name in ("cuCtxSynchronize", "cuStreamSynchronize", "cuEventSynchronize")]
+    before = [getattr(owner, name) for owner, name in places]
+
+    def counting(name: str, wait: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*given: Any) -> Any:
+            found.append(name)
+            return wait(*given)
+
+        return counted
+
+    for (owner, name), wait in zip(places, before):
+        setattr(owner, name, counting(name, wait))
+    try:
+        yield found
+    finally:
+        for (owner, name), wait in zip(places, before):
+            setattr(owner, name, wait)
 
 
 # --- fast -------------------------------------------------------------------------------------------------------------
@@ -230,16 +249,43 @@ def _own_stream(cupy: Any) -> Iterator[None]:
         yield
 
 
-def times(world: Any, cupy: Any, method: str) -> Iterator[dict[str, Any]]:
-    """One array of several sizes: seconds of ``sync`` on the GPU, and of the same array in host memory."""
+def takes_pointers(world: Any) -> bool:
+    """Whether sessions give device pointers to MPI."""
+    given = switches.device_aware()
+    return bool(world.bcast(probe.probe_gpu().works if given is None and world.rank == 0 else given))
+
+
+def times(world: Any, cupy: Any, method: str, pointers: bool) -> Iterator[dict[str, Any]]:
+    """One array of several sizes: seconds of ``sync`` on the GPU, and of the same array in host memory.
+
+    Args:
+        pointers: whether MPI gets device pointers; then also seconds of staged messages.
+    """
     for nbytes in _BYTES:
         values = np.random.default_rng(world.rank).standard_normal(nbytes // 4).astype(np.float32)
         there = cupy.asarray(values)
         with Session(compressor=method, min_bytes=0) as gpu, Session(compressor=method, min_bytes=0) as host:
             _omit_advice(gpu, host)
-            on_gpu = _least(world, cupy, lambda gpu=gpu, there=there: gpu.sync(there))  # type: ignore[misc]
-            on_host = _least(world, cupy, lambda host=host, values=values: host.sync(values))  # type: ignore[misc]
-        yield {"method": method, "nbytes": nbytes, "gpu_s": on_gpu, "host_s": on_host}
+            found = {"gpu_s": _least(world, cupy, partial(gpu.sync, there))}
+            found["host_s"] = _least(world, cupy, partial(host.sync, values))
+        if pointers:
+            with _staged(), Session(compressor=method, min_bytes=0) as staged:
+                _omit_advice(staged)
+                found["staged_s"] = _least(world, cupy, partial(staged.sync, there))
+        yield {"method": method, "nbytes": nbytes, **found}
+
+
+@contextmanager
+def _staged() -> Iterator[None]:
+    """Sessions that are opened in the with-block stage their messages."""
+    before = os.environ.get(switches.SWITCH)
+    os.environ[switches.SWITCH] = "0"
+    try:
+        yield
+    finally:
+        del os.environ[switches.SWITCH]
+        if before is not None:
+            os.environ[switches.SWITCH] = before
 
 
 def _least(world: Any, cupy: Any, work: Callable[[], object]) -> float:

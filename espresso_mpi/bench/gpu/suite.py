@@ -16,17 +16,21 @@ from ...cluster.environment import environment, gpus
 from ...cluster.launch import child_environment, cores, find_mpirun
 from ...collectives.messages import probe
 from ...errors import ConfigError, EspressoError
-from ...files.output import check_writable, progress, write_result
+from ...files.output import check_plot, check_writable, progress, write_result
 from .. import compressors as speeds
 from ..defaults import GpuCheck as Defaults
-from . import kernels
+from . import kernels, pictures
 from .report import COPY_GOALS, HIDDEN_GOAL, PromiseResult, markdown
 
 SIZES = (0, 1, 65, 2000, 1_000_003, 10_000_019)
 """Elements that kernels are compared with."""
 
-_WORKERS = 12
-"""Processes that compare kernels at most: each takes half a gigabyte of the GPU's memory."""
+LARGE, LARGE_METHODS = 100_000_007, ("fp16", "int8", "onebit", "topk", "topk_in_chunks", "randomk", "thc")
+"""Elements that one method of each family is compared with as well."""
+
+_WORKERS, _LARGE_WORKERS = 12, 3
+"""Processes that compare kernels at most: each takes half a gigabyte of the GPU's memory, and with the large arrays two
+gigabytes, and four of the host's."""
 
 _BESIDE = ("int8", "onebit")
 _BESIDE_ELEMENTS, _BESIDE_SIDE = 50_000_000, 8192
@@ -34,12 +38,14 @@ _RANKS_LIMIT_S = 300
 _SANITIZED = "fp16,int8,onebit,topk,powersgd"
 
 
-def main(only: str = Defaults.only, json: Path | None = None, output: Path | None = None) -> int:
+def main(
+    only: str = Defaults.only, json: Path | None = None, output: Path | None = None, plot: Path | None = None
+) -> int:
     """Run the parts, print the report, and write it if asked.
 
     Args:
         only: comma list of parts.
-        json, output: files for the result, as JSON and as Markdown.
+        json, output, plot: files for the result, as JSON, as Markdown and as a picture.
 
     Returns:
         0 if every promise is kept, 1 if not.
@@ -49,6 +55,7 @@ def main(only: str = Defaults.only, json: Path | None = None, output: Path | Non
     """
     check_writable(json)
     check_writable(output, "--output")
+    check_plot(plot)
     parts: dict[str, Callable[[], Any]] = {
         "kernels": _kernels, "speeds": _speeds, "beside": _beside, "pointers": _pointers, "ranks": _ranks,
         "sanitizer": _sanitizer,
@@ -67,14 +74,23 @@ def main(only: str = Defaults.only, json: Path | None = None, output: Path | Non
     if output is not None:
         output.write_text(text, encoding="utf-8")
         print(f"wrote {output}")
+    if plot is not None:
+        pictures.draw(result, plot)
+        print(f"wrote {plot}")
     return 0 if all(one["kept"] is not False for one in result["rows"]) else 1
 
 
 def _kernels() -> dict[str, Any]:
     specs = speeds.variants()
-    with progress("kernels", len(specs)) as tick:
+    with progress("kernels", len(specs) + len(LARGE_METHODS)) as tick:
         found = kernels.compare_in_processes(specs, SIZES, min(_WORKERS, cores()), tick)
-    return {"methods": len(specs), "sizes": list(SIZES), "differences": [asdict(one) for one in found]}
+        found += kernels.compare_in_processes(LARGE_METHODS, (LARGE,), min(_LARGE_WORKERS, cores()), tick)
+    return {
+        "methods": len(specs),
+        "sizes": list(SIZES),
+        "large_methods": list(LARGE_METHODS),
+        "differences": [asdict(one) for one in found],
+    }
 
 
 def _pointers() -> dict[str, Any]:
@@ -92,7 +108,7 @@ def _beside() -> list[dict[str, Any]] | str:
         found = [beside.measure(method, _BESIDE_ELEMENTS, _BESIDE_SIDE) for method in _BESIDE]
     except ImportError:
         return "CuPy is not installed"
-    return [{**asdict(one), "overlapped": one.overlapped} for one in found]
+    return [{**asdict(one), "both_s": one.both_s, "overlapped": one.overlapped} for one in found]
 
 
 def _ranks() -> dict[str, Any] | str:
@@ -145,14 +161,15 @@ def _sanitizer() -> dict[str, Any] | str:
 def promise_results(result: Mapping[str, Any]) -> list[PromiseResult]:
     """A result for each promise; ``kept`` is None where nothing was measured."""
     makers: dict[str, Callable[[Any], Iterator[PromiseResult]]] = {
-        "kernels": _of_kernels, "speeds": _of_speeds, "ranks": _of_ranks, "pointers": _of_pointers,
-        "sanitizer": _of_sanitizer,
+        "kernels": _of_kernels, "speeds": _of_speeds, "beside": _of_beside, "ranks": _of_ranks,
+        "pointers": _of_pointers, "sanitizer": _of_sanitizer,
     }  # fmt: skip
     return [one for part, make in makers.items() if part in result for one in make(result[part])]
 
 
 def _of_kernels(part: Mapping[str, Any]) -> Iterator[PromiseResult]:
     found = f"{len(part['differences'])} differences in {part['methods']} methods, {len(part['sizes'])} sizes each"
+    found += f", and in {len(part['large_methods'])} with 10⁸ elements"
     yield PromiseResult("kernels write the bytes of the CPU's", found, "none", not part["differences"])
 
 
@@ -177,6 +194,15 @@ def _of_speeds(rows: Sequence[Mapping[str, Any]]) -> Iterator[PromiseResult]:
 _NAMED = (*(COPY_GOALS[0][0] or ()), "copy")
 
 
+def _of_beside(part: Sequence[Mapping[str, Any]] | str) -> Iterator[PromiseResult]:
+    if isinstance(part, str):
+        return
+    for row in part:
+        slower = (row[f"{what}_beside_s"] / row[f"{what}_s"] for what in ("encode", "product"))
+        found = "{:.2f} times as long, products {:.2f}".format(*slower)
+        yield PromiseResult(f"encodes beside as long matrix products: {row['method']}", found, "–", None)
+
+
 def _of_ranks(part: Mapping[str, Any] | str) -> Iterator[PromiseResult]:
     if isinstance(part, str):
         yield PromiseResult("ranks on GPUs", part, "a result", False)
@@ -191,7 +217,7 @@ def _of_ranks(part: Mapping[str, Any] | str) -> Iterator[PromiseResult]:
     bad = part["side_stream"]
     yield PromiseResult("values that a side stream writes late", f"{bad} of 20 results are wrong", "none", not bad)
     count = part["synchronises"]
-    yield PromiseResult("waits for the whole GPU in ten calls", str(count), "none", not count)
+    yield PromiseResult("waits of the host for a stream or an event in ten calls", str(count), "none", not count)
     for row in part["overlap"]:
         found = f"{row['hidden']:.2f}"
         yield PromiseResult(

@@ -11,7 +11,6 @@ import numpy as np
 
 from espresso_mpi.arrays import device
 from espresso_mpi.arrays.workspace import Workspace
-from espresso_mpi.types import DeviceKind
 
 from . import probe
 from .compiled_calls import CompiledCalls
@@ -124,8 +123,8 @@ class GpuCalls(CompiledCalls):
         if self.rank not in leaders:
             return 0.0
         me = leaders.index(self.rank)
-        where: DeviceKind = "gpu" if self.device_aware else "cpu"
-        out, into = (device.zeros(_RING_BYTES, np.uint8, where) for _ in range(2))
+        aware = self.device_aware
+        out, into = (device.empty(_RING_BYTES, np.uint8, "gpu") if aware else device.pinned(_RING_BYTES) for _ in "io")
         device.drain()
         start = time.perf_counter()
         pairs = self._messages_of("Irecv", leaders[me - 1], into, GPU_TAG, length)

@@ -119,7 +119,7 @@ def slots(route: Route, shape: Shape, checked: bool) -> tuple[Slot, ...]:
 
 def checks(profile: Profile) -> bool:
     """Whether the profile knows what the search for values that are not finite takes, or what each tensor does."""
-    return profile.tensor > 0 or any(profile.check.values)
+    return profile.tensor > 0 or any(profile.check.values) or profile.check_on_gpu is not None
 
 
 class _Walk:
@@ -248,7 +248,7 @@ class Prices:
         if slot.kind == "copy":
             return self.profile.copy("to_gpu" if slot.device == "gpu" else "to_host")
         if slot.kind == "check":
-            return self.profile.check
+            return self.profile.checking(slot.device)
         assert self.compressor is not None
         return self.profile.codec(str(self.compressor), slot.device, slot.kind)
 

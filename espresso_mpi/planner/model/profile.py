@@ -41,7 +41,8 @@ class Profile:
             contribution; for broadcast what the root sends. ``alone`` (inter only): one rank of each node takes
             part; otherwise all ranks of a node cross at the same time and share its link.
         copies: ``to_host`` and ``to_gpu``, over bytes; empty without a GPU.
-        check: what a session does with each tensor before it travels, over its bytes.
+        check: what a session does with each tensor in host memory before it travels, over its bytes.
+        check_on_gpu: the same for a tensor on a GPU; None: as in host memory.
         call: seconds that a sync costs whatever it brings.
         tensor: seconds that every tensor (or buffer of fused ones) adds whatever its size.
         segment_bytes: how sessions cut tensors, in bytes between nodes; 0: not at all.
@@ -82,6 +83,7 @@ class Profile:
     hidden: Share = 1.0
     slowed: Relative = 0.0
     pushed: Seconds = 0.0
+    check_on_gpu: Curve | None = None
 
     def __post_init__(self) -> None:
         schema.check(self, "profile")
@@ -155,12 +157,18 @@ class Profile:
             )
         return self.copies[direction]
 
+    def checking(self, device: DeviceKind) -> Curve:
+        """The curve of the check of a tensor on a device."""
+        return self.check if device == "cpu" or self.check_on_gpu is None else self.check_on_gpu
+
     def curves(self) -> Iterator[tuple[str, Curve]]:
         """All curves with their keys in words."""
         yield from ((f"codec {codec_key(key)}", curve) for key, curve in self.codecs.items())
         yield from ((f"move {move_key(key)}", curve) for key, curve in self.moves.items())
         yield from ((f"copy {key}", curve) for key, curve in self.copies.items())
         yield "check", self.check
+        if self.check_on_gpu is not None:
+            yield "check on the gpu", self.check_on_gpu
 
     def noise(self) -> float:
         """The relative error that the measured medians typically have: the median over the measured curves; else 0."""

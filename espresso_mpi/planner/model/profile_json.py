@@ -45,9 +45,11 @@ class _Document:
     copies: dict[CopyDirection, Curve]
     moves: dict[str, Curve]
     codecs: dict[str, Curve]
+    check_on_gpu: Curve | None = None
 
 
-_PLAIN = tuple(f.name for f in fields(_Document) if f.name not in ("check", "copies", "moves", "codecs"))
+_CURVES = {"check", "check_on_gpu", "copies", "moves", "codecs"}
+_PLAIN = tuple(f.name for f in fields(_Document) if f.name not in _CURVES)
 
 
 def encoded(profile: Mapping[str, Any]) -> dict[str, Any]:
@@ -56,6 +58,7 @@ def encoded(profile: Mapping[str, Any]) -> dict[str, Any]:
         **KIND.header(),
         **{name: profile[name] for name in _PLAIN},
         "check": profile["check"].to_json(),
+        **({} if (there := profile["check_on_gpu"]) is None else {"check_on_gpu": there.to_json()}),
         "copies": {key: curve.to_json() for key, curve in profile["copies"].items()},
         "moves": {profile_keys.move_key(key): curve.to_json() for key, curve in profile["moves"].items()},
         "codecs": {profile_keys.codec_key(key): curve.to_json() for key, curve in profile["codecs"].items()},

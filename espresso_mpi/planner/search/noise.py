@@ -64,7 +64,7 @@ class Doubts:
         compressor, keys = self.problem.strategy(option).compressor, list[Key]()
         for slot in self.problem.operations(option):
             if slot.kind == "check":
-                keys.append((CHECK,))
+                keys.append((CHECK, slot.device))
             elif slot.kind == "move":
                 keys.append(("move", slot.op, slot.level, slot.alone))
             elif slot.kind == "copy":
@@ -190,7 +190,7 @@ def relative_error(profile: Profile, curve: Curve) -> float:
 def _curve(doubts: Doubts, key: Key) -> Curve:
     profile, (kind, *rest) = doubts.problem.profile, key
     if kind == CHECK:
-        return profile.check
+        return profile.checking(*rest)
     if kind == "move":
         return profile.move(*rest)
     if kind == "copy":

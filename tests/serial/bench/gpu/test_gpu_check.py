@@ -44,7 +44,7 @@ def result(**changes):
     good = {
         "environment": {"versions": {"numba": "0.68.1"}},
         "gpus": [{"name": "a GPU"}],
-        "kernels": {"methods": 84, "sizes": [0, 1], "differences": []},
+        "kernels": {"methods": 84, "sizes": [0, 1], "large_methods": ["int8"], "differences": []},
         "speeds": [{**row, "encode_bound_fraction": 0.9, "decode_bound_fraction": 0.8}],
         "pointers": {"works": False, "why": "signal 11"},
         "ranks": {

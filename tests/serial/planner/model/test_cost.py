@@ -15,6 +15,7 @@ from espresso_mpi.collectives.ops.base import operations as collectives
 from espresso_mpi.collectives.program import DecodeStep, EncodeStep, IdleStep, MoveStep, compile_route, segments
 from espresso_mpi.errors import ConfigError
 from espresso_mpi.planner import routes
+from espresso_mpi.planner.model import cost
 from espresso_mpi.planner.model.cost import Prices, Shape, operations, price_table, walk
 from espresso_mpi.planner.model.curve import Curve
 from espresso_mpi.planner.model.profile import Profile
@@ -269,6 +270,16 @@ def test_tables_hold_the_same_numbers(free):
         expected = [[one.seconds(slot) for slot in own] for one in prices]
         assert np.array_equal(price_table(prices, own), expected)
     assert price_table(prices, []).shape == (len(prices), 0)
+
+
+def test_the_check_of_a_tensor_is_priced_by_its_device():
+    """As in host memory where the profile is of a cluster without GPUs."""
+    profile, host, there = uniform(2, 2, "onebit"), Curve.line(1e-6, 3e-11), Curve.line(5e-6, 1e-12)
+    for on_gpu, expected in ((there, there(4096)), (None, host(4096))):
+        known = replace(profile, check=host, check_on_gpu=on_gpu)
+        for home, seconds in (("cpu", host(4096)), ("gpu", expected)):
+            first = cost.slots(Route.parse("allreduce@flat"), Shape(2, 2, home), checked=True)[0]
+            assert (first.kind, Prices(known, 1024).seconds(first)) == ("check", seconds)
 
 
 def test_half_precision_is_half_the_bytes_only_where_nothing_is_compressed():

@@ -239,8 +239,9 @@ def profile(**changes):
     return Profile(**{**content, **changes})
 
 
-def test_a_profile_comes_back_from_disk_exactly(tmp_path):
-    made = profile()
+@pytest.mark.parametrize("on_gpu", [None, Curve.line(5e-6, 1e-12)])
+def test_a_profile_comes_back_from_disk_exactly(tmp_path, on_gpu):
+    made = profile(check_on_gpu=on_gpu)
     made.save(tmp_path / "p.json")
     assert Profile.load(tmp_path / "p.json") == made
     assert pickle.loads(pickle.dumps(made)) == made

@@ -1,0 +1,77 @@
+"""How long a GPU takes, and when it has done something, by events that note the time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+from . import device
+
+
+class Stopwatch:
+    """Measures the GPU's time between two places of ``stream()``, by a pair of events, however long the host takes."""
+
+    def __init__(self) -> None:
+        from numba import cuda
+
+        self._begin, self._end = cuda.event(timing=True), cuda.event(timing=True)
+
+    def start(self) -> None:
+        """Begin behind all that is queued now."""
+        self._begin.record(device.stream())
+
+    def stop(self) -> None:
+        """End behind all that is queued now."""
+        self._end.record(device.stream())
+
+    def seconds(self) -> float:
+        """Seconds between them; waits until the GPU has passed the end."""
+        self._end.synchronize()
+        return float(self._begin.elapsed_time(self._end)) / 1e3
+
+
+class Moment:
+    """When a GPU passes all that is queued now on some streams of the caller's, by its own clock."""
+
+    def __init__(self, streams: Iterable[int]) -> None:
+        self._reference = _reference()
+        self._ends = []
+        for number in set(streams):
+            event = device.event(timing=True)
+            event.record(device.caller_stream(number))
+            self._ends.append(event)
+
+    def seconds(self) -> float:
+        """It, on the host's ``time.perf_counter``, to some 10 µs; waits until the GPU has passed all."""
+        for event in self._ends:
+            event.synchronize()
+        return max(self._reference.seconds(event) for event in self._ends)
+
+
+_FRESH_S = 10.0
+"""For so long, one reference serves: later, milliseconds in 24 bits are too coarse, and the two clocks may differ."""
+
+
+class _Reference:
+    """An event on an idle stream, of which the host sees when the GPU passes it: it relates their clocks."""
+
+    def __init__(self) -> None:
+        self._event = device.event(timing=True)
+        self._event.record(device.place(device.per_stream(("idle", device.current_gpu()), device.new_queue)))
+        while not self._event.query():
+            pass
+        self.at = time.perf_counter()
+
+    def seconds(self, event: Any) -> float:
+        """When the GPU has passed another event, on the host's clock."""
+        return self.at + float(self._event.elapsed_time(event)) / 1e3
+
+
+def _reference() -> _Reference:
+    """That of the current GPU."""
+    key = ("reference", device.current_gpu())
+    held = device.per_stream(key, lambda: [_Reference()])
+    if time.perf_counter() - held[0].at > _FRESH_S:
+        held[0] = _Reference()
+    return held[0]
