@@ -9,7 +9,6 @@ import io
 import os
 import threading
 import weakref
-from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace
 
@@ -201,7 +200,7 @@ def test_compressed_steps_are_watched_as_dense_ones_are(world, open_session):
         model(torch.full((4, 40), 1.0 + world.rank)).sum().backward()
         sync.wait()
         calls = session._clock._calls
-        calls[-1] = replace(calls[-1], at=calls[-1].at - 10.0 * (step == 0))  # as if it had waited for a slow network
+        calls[-1] = calls[-1].shifted(-10.0 * (step == 0))  # as if it had waited for a slow network
     assert session.watching and session.plan.held and sync.overlaps
     assert all(one.pushed and len(set(one.ready)) == len(one.specs) for one in session._clock.steps)
     sync.close()
