@@ -106,10 +106,14 @@ test-ranks-%:
 	@$(ENV)/bin/espresso-mpi run -n $(firstword $(subst -, ,$*)) --timeout $(MPI_TIMEOUT) -- \
 	  python -m mpi4py -m pytest --with-mpi -q --color=no $(QUICK) $(PART)
 
+# On 2 nodes with 1 rank each, and those of streams and events on 2 nodes with 2 ranks.
+ASYNC = tests/gpu_sim/test_async_device.py
 test-gpu-sim:
-	@echo "== tests/gpu_sim: GPU sessions in numba's simulator, on 2 ranks ($(ENV))"
+	@echo "== tests/gpu_sim: GPU sessions in numba's simulator, on 2 and 4 ranks ($(ENV))"
 	@$(ENV)/bin/espresso-mpi run -n 2 --timeout $(MPI_TIMEOUT) -- \
-	  python -m mpi4py -m pytest --with-mpi -q --color=no $(QUICK) tests/gpu_sim
+	  python -m mpi4py -m pytest --with-mpi -q --color=no $(QUICK) tests/gpu_sim --ignore=$(ASYNC)
+	@$(ENV)/bin/espresso-mpi run -n 4 --timeout $(MPI_TIMEOUT) -- \
+	  python -m mpi4py -m pytest --with-mpi -q --color=no $(QUICK) $(ASYNC)
 
 test-ptx: $(VENV_PTX)/.test ## compile every GPU kernel to PTX; needs no GPU
 	@echo "== tests/ptx"
