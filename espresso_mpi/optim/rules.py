@@ -223,8 +223,9 @@ class GradientMeans:
         wait_for([self.push(slot.tensor.name, slot.message) for slot in slots])
         if self._trials is not None:
             self._compressor = self._trials.after(time.perf_counter() - begin)
-        for slot in slots:
-            self.require_finite(slot.tensor.name, slot.tensor.library.finite(slot.flat))
+        found = [slot.tensor.library.finite(slot.flat) for slot in slots]  # before the host waits for any of them
+        for slot, finite in zip(slots, found):
+            self.require_finite(slot.tensor.name, bool(finite))
 
     def fail(self, messages: Mapping[str, Unusable]) -> None:
         """Make the calls of a step with errors in the place of messages. Collective."""

@@ -208,9 +208,9 @@ class NumPy:
         """A new array of the same values."""
         return array.copy()
 
-    def finite(self, array: Any) -> bool:
-        """Whether no value is NaN or infinite."""
-        return bool(self._np.isfinite(array).all())
+    def finite(self, array: Any) -> Any:
+        """Whether no value is NaN or infinite: a boolean, which may still be queued on a GPU."""
+        return self._np.isfinite(array).all()
 
     def norm(self, wide: Any) -> float:
         with np.errstate(over="ignore"):
@@ -294,9 +294,9 @@ class Torch:
         """A new tensor of the same values."""
         return array.clone()
 
-    def finite(self, array: Any) -> bool:
-        """Whether no value is NaN or infinite."""
-        return bool(self._torch.isfinite(array).all())
+    def finite(self, array: Any) -> Any:
+        """Whether no value is NaN or infinite: a boolean, which may still be queued on a GPU."""
+        return self._torch.isfinite(array).all()
 
     def norm(self, wide: Any) -> float:
         return math.sqrt(float((wide * wide).sum()))
