@@ -135,6 +135,11 @@ def replaced(value: Any, leaves: Iterator[Any]) -> Any:
     return next(leaves)
 
 
+def streams_of(gradients: Iterable[Gradient]) -> list[int]:
+    """The streams of the caller's on which arrays on a GPU were last used."""
+    return [gradient.stream for gradient in gradients if gradient.stream is not None]
+
+
 # --- the arrays -------------------------------------------------------------------------------------------------------
 
 

@@ -99,10 +99,7 @@ def current_gpu() -> int:
 
 
 def use_gpu(number: int) -> None:
-    """Let this thread work on a GPU: a new thread begins with the first one, whatever the others use.
-
-    A thread that worked on another GPU goes back to it where it leaves the session's stream (``leaving_stream``).
-    """
+    """Let this thread work on a GPU: a new one begins with the first. ``leaving_stream`` goes back to that before."""
     from numba import cuda
 
     active = cuda.gpus.current  # None: no GPU yet. To ask for the context would make one on the first GPU
@@ -301,10 +298,7 @@ class Arrival:
     """The moment at which a GPU has passed all that is queued now on some streams of the caller's."""
 
     def __init__(self, streams: Iterable[int]) -> None:
-        self._events = []
-        for number in set(streams):
-            self._events.append(event())
-            self._events[-1].record(caller_stream(number))
+        self._events = events_behind(streams)
 
     def passed(self) -> bool:
         """Whether it has."""
@@ -326,6 +320,14 @@ def event(timing: bool = False) -> Any:
     from numba import cuda
 
     return cuda.event(timing=timing)
+
+
+def events_behind(streams: Iterable[int], timing: bool = False) -> list[Any]:
+    """An event behind all that is queued now on each of some streams of the caller's."""
+    found = {number: event(timing) for number in set(streams)}
+    for number, one in found.items():
+        one.record(caller_stream(number))
+    return list(found.values())
 
 
 def place(queue: Queue | None) -> Any:

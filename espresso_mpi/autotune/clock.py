@@ -195,12 +195,17 @@ class StepClock:
         self._calls.append(_Call(call, tuple(specs), self._clock(), self._idle, moment))
         self._names.update(spec.name for spec in specs)
 
-    def waited(self, since: float, failed: CallKey | None = None) -> None:
-        """A call was waited for since then; one that failed, which it does on all ranks, was no part of the step."""
+    def waited(self, since: float, call: CallKey | None = None, failed: bool = False) -> None:
+        """A call was waited for since then. Until a GPU had its tensors, the step computed.
+
+        Args:
+            failed: whether it failed, which it does on all ranks: it was no part of the step.
+        """
         self._waited = self._clock()
-        self._idle += self._waited - since
-        if failed is not None:
-            self._keep([known for known in self._calls if known.key != failed])
+        if failed:
+            self._keep([known for known in self._calls if known.key != call])
+        there = [known.at for known in self._calls if known.key == call and known.moment is not None]
+        self._idle += max(0.0, self._waited - max([since, *there]))
         self._before = _Waited(len(self._calls), self._idle, self._own)
 
     def _keep(self, calls: list[_Call]) -> None:

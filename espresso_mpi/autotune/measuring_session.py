@@ -49,7 +49,7 @@ class MeasuringSession:
         specs = tuple(gradient.spec for gradient in gradients)
         options, topology, alone = self._options, self._transport.topology, key[0] == "sync"
         batch = self._batches.find(key, specs, lambda new: batch_of(new, options, topology, alone))
-        streams = [gradient.stream for gradient in gradients if gradient.stream is not None]
+        streams = buffers.streams_of(gradients)
         gpu, arrival = (device.current_gpu(), device.Arrival(streams)) if streams else (None, None)
         return PendingCall(key, given, gradients, batch, title="a measurement", gpu=gpu, arrival=arrival)
 

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 _COPIES = 3
 """Arrays of a tensor's size that an encode of it keeps or works with at most: residual, payload, working memory."""
 
+_MEASURED = 4
+"""The same of a measurement, which keeps the values that each encode begins with as well."""
+
 _BESIDES = 16 << 20
 """Bytes that a first step by a plan measures with: what travels together."""
 
@@ -39,9 +42,9 @@ def require_room(transport: Transport, nbytes: int, what: str) -> None:
     def allocate() -> None:
         try:
             device.empty(nbytes, np.uint8, "gpu")
-            _give_back()
         except Exception as error:  # numba's own, or MemoryError
             raise PlanError(f"the GPU has no room for {nbytes} bytes, for {what} ({error})") from error
+        _give_back()
 
     if nbytes:
         on_every_rank(transport, allocate, PlanError, wording=first_failure)
@@ -66,4 +69,4 @@ def needed(plan: Plan, workload: Workload) -> int:
 
 def needed_to_measure(workload: Workload) -> int:
     """Bytes on the GPU that measurements for a workload need at most: all tensors in one, its payloads and copies."""
-    return _COPIES * workload.nbytes + _BESIDES if workload.device == "gpu" else 0
+    return _MEASURED * workload.nbytes + _BESIDES if workload.device == "gpu" else 0

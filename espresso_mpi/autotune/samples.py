@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Iterable, Sequence, Set
 
@@ -97,8 +96,6 @@ def largest_share(sizes: Sequence[int], total: int) -> int:
 def _sampled(gradient: Gradient, most: int) -> np.ndarray:
     """Up to so many elements of a gradient as float32 in host memory."""
     array, n = gradient.array, gradient.array.size
-    if gradient.stream is not None:
-        device.poll(device.Arrival([gradient.stream]).passed, math.inf)
     count = 1 if n <= most else max(1, min(RUNS, most // SHORTEST))
     length = min(n, most // count)
     starts = [(n - length) * run // max(1, count - 1) for run in range(count)]

@@ -45,7 +45,7 @@ def gpu_check(
     output: Annotated[
         Path | None, typer.Option("--output", metavar="FILE", help="Write the report to FILE as Markdown.")
     ] = None,
-    plot: Annotated[Path | None, png("bandwidth by kernel, and what push hides")] = None,
+    plot: Annotated[Path | None, png("the kernels' shares of the bound by memory, and what push hides,")] = None,
 ) -> None:
     """Try every promise of the GPU support on this node's GPU, and report a result for each (ten minutes).
 

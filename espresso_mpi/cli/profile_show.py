@@ -166,9 +166,14 @@ def _moves(profile: Profile) -> Table:
 
 def _copies(profile: Profile) -> Table:
     rows = [[f"copy {direction}", *_line(curve)] for direction, curve in profile.copies.items()]
-    if any(profile.check.values):
-        rows.append(["check of a tensor", *_line(profile.check)])
+    rows += [[f"check of a tensor{where}", *_line(curve)] for where, curve in _checks(profile)]
     return "copies and checks", ["what", *_LINE], rows
+
+
+def _checks(profile: Profile) -> list[tuple[str, Curve]]:
+    """The curves of the check, where they are known, and where tensors are."""
+    found = [("", profile.check)] if any(profile.check.values) else []
+    return found + ([] if profile.check_on_gpu is None else [(" on the gpu", profile.check_on_gpu)])
 
 
 _LINE = ["α µs", "β ns/byte", "pieces", "residual", "spread", "smallest", "largest", "MB/s there"]
@@ -249,7 +254,7 @@ def _panels(profile: Profile) -> list[tuple[str, str, _Lines]]:
         for level, alone in (("flat", False), ("intra", False), ("inter", False), ("inter", True))
     ]  # fmt: skip
     others: _Lines = [(f"copy {direction}", curve) for direction, curve in profile.copies.items()]
-    others += [("check", profile.check)] if any(profile.check.values) else []
+    others += [(f"check{where}", curve) for where, curve in _checks(profile)]
     panels.append(("copies and checks", "bytes", others))
     return [panel for panel in panels if panel[2]] or [("check", "bytes", [("check", profile.check)])]
 

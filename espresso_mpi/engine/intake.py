@@ -206,7 +206,7 @@ class Intake:
 
     def _queued_before(self, gradients: Sequence[Gradient]) -> tuple[int | None, device.Arrival | None]:
         """The GPU of a call, and when it will have passed what the caller has queued so far."""
-        streams = [gradient.stream for gradient in gradients if gradient.stream is not None]
+        streams = buffers.streams_of(gradients)
         if not streams:
             return None, None
         self._gpu = _checked_gpu(device.current_gpu(), self._gpu)

@@ -224,7 +224,7 @@ class SessionBase:
             if call.finished:
                 self._pending.remove(call)
             if self._clock is not None and call.key[0] in ("sync", "push"):
-                self._clock.waited(start, call.key if call.error is not None else None)
+                self._clock.waited(start, call.key, failed=call.error is not None)
             self._seconds += time.perf_counter() - start
         self._release(call, read)
         if call.error is not None:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from ..arrays.buffers import Gradient
+from ..arrays.buffers import Gradient, streams_of
 from ..arrays.gpu_times import Moment
 from ..autotune.clock import StepClock
 from ..autotune.tuner import Tuner
@@ -247,7 +247,7 @@ class Planning(Following):
         if self._tuner is not None:
             self._tuner.called(clock, key, specs)
         if gradients is not None and specs is not None:
-            streams = [gradient.stream for gradient in gradients if gradient.stream is not None]
+            streams = streams_of(gradients)
             moment = Moment(streams) if streams else None
             clock.called(key, specs, moment)
             if self._tuner is not None and self._tuner.watching:

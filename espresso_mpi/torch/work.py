@@ -32,10 +32,13 @@ _SMALL = 64
 """Elements of results that may stay in memory for a while."""
 
 
-def _wait_for_copies(result: Sequence[torch.Tensor]) -> None:
-    """Wait for what this thread has queued for GPU tensors: whoever waits for them may use another stream."""
+def _events_behind(result: Sequence[torch.Tensor]) -> list[tuple[Any, Any]]:
+    """An event behind what this thread has queued for GPU tensors, on each GPU: who waits may use another stream."""
+    found = []
     for where in {tensor.device for tensor in result if tensor.is_cuda}:
-        torch.cuda.current_stream(where).synchronize()
+        found.append((where, torch.cuda.Event()))
+        found[-1][1].record(torch.cuda.current_stream(where))
+    return found
 
 
 @untraced
@@ -58,6 +61,7 @@ class HandleWork(distributed.Work):
         self._limit = limit
         self.handles, self._result, self._after = handles, result, after
         self._error: BaseException | None = None
+        self._copied: list[tuple[Any, Any]] = []
         self._ended, self._future = threading.Event(), Promise()
         self._left, self._lock = len(handles), threading.Lock()
         for handle in handles:
@@ -79,12 +83,17 @@ class HandleWork(distributed.Work):
         try:
             for complete in self._after if self._error is None else ():
                 complete()
-            if self._after:
-                _wait_for_copies(self._result)
+            self._copied = _events_behind(self._result) if self._after and self._error is None else []
         except Exception as error:  # such as a target of another shape; ``wait`` raises it
             self._error = error
         self._ended.set()
-        self._future.fulfil(self._checked)
+        self._future.fulfil(self._copied_and_checked)
+
+    def _copied_and_checked(self) -> list[torch.Tensor]:
+        """As ``_checked``, for whoever gets it from a future, on any stream."""
+        for _, event in self._copied:
+            event.synchronize()
+        return self._checked()
 
     def _checked(self) -> list[torch.Tensor]:
         if self._error is not None:
@@ -102,13 +111,16 @@ class HandleWork(distributed.Work):
         for handle in self.handles:
             handle.wait()
         self._ended.wait()  # for what completes them
+        for where, event in self._copied:
+            torch.cuda.current_stream(where).wait_event(event)
         if sum(x.numel() for x in self._result) > _SMALL:
             _KEPT.drop(self)
         self._checked()
         return True
 
     def is_completed(self) -> bool:
-        return all(handle.done() for handle in self.handles) and self._ended.is_set()
+        ended = all(handle.done() for handle in self.handles) and self._ended.is_set()
+        return ended and all(event.query() for _, event in self._copied)
 
     def is_success(self) -> bool:
         return self.is_completed() and self._error is None

@@ -13,6 +13,7 @@ from gpu_arrays import foreign_memory  # noqa: F401
 
 from espresso_mpi.arrays import device
 from espresso_mpi.bench.gpu import ranks, suite
+from espresso_mpi.bench.gpu.report import _BESIDE_TIMES
 from espresso_mpi.collectives.messages import switches
 from espresso_mpi.compressors.kernels.cuda import sparse, topk  # noqa: F401 - not in a thread, while a kernel runs
 
@@ -61,17 +62,21 @@ def test_waits_of_the_host_are_counted(world, cupy, monkeypatch, waits):
 
 
 def test_staged_messages_are_timed_beside_device_pointers(world, cupy, monkeypatch):
+    opened, session = [], ranks.Session
+    monkeypatch.setattr(
+        ranks, "Session", lambda **given: opened.append(os.environ.get(switches.SWITCH)) or session(**given)
+    )
     monkeypatch.setenv(switches.SWITCH, "1")
     (row,) = ranks.times(world, cupy, "int8", ranks.takes_pointers(world))
     assert all(row[name] > 0 for name in ("gpu_s", "staged_s", "host_s"))
-    assert os.environ[switches.SWITCH] == "1"
+    assert os.environ[switches.SWITCH] == "1" and opened == ["1", "1", "0"]
     monkeypatch.delenv(switches.SWITCH)
     (row,) = ranks.times(world, cupy, "int8", ranks.takes_pointers(world))
     assert "staged_s" not in row
 
 
 def test_the_whole_check(world, cupy, monkeypatch, tmp_path):
-    """All parts but the job of ranks (above) and the comparison of kernels (``test_cuda_sim``), on the first rank."""
+    """All parts but the job of ranks (above), and what kernels write and how fast (``tests/serial``)."""
     pytest.importorskip("matplotlib")
     problem = world.bcast(_checked(monkeypatch, tmp_path) if world.rank == 0 else None)
     assert not problem, problem
@@ -94,7 +99,7 @@ def _checked(patch, folder):
     wrong = {
         "status": status != 0,
         "methods": set(beside) != set(suite._BESIDE),
-        "times": any(row["both_s"] < max(row["encode_beside_s"], row["product_beside_s"]) for row in beside.values()),
+        "times": any(min(row[key] for key in _BESIDE_TIMES) <= 0 for row in beside.values()),
         "rows": not all(one["promise"] in text for one in result["rows"]) or len(result["rows"]) != 4,
         "sanitizer": result["sanitizer"]["status"] != 0 or "0 errors" not in text,
         "picture": files["gpu.png"].read_bytes()[:4] != b"\x89PNG",

@@ -44,6 +44,27 @@ def test_gradients_are_ready_one_after_the_other(monkeypatch):
     assert np.allclose(recorded.ready, [LASTS, 2 * LASTS, 3 * LASTS], atol=1.0)
 
 
+def test_a_call_that_is_waited_for_while_its_gradient_is_computed(monkeypatch):
+    """All kernels are queued, and then one call after the other is made and waited for: the wait is no idle time."""
+    gpu = AsyncGpu(monkeypatch)
+    gpu.lasts = LASTS
+    monkeypatch.setattr(gpu_times, "_FRESH_S", 0.0)
+    caller, now = Caller(gpu, 7), [0.0]
+    monkeypatch.setattr(gpu_times.time, "perf_counter", lambda: gpu.clock + now[0])  # the host's clock goes on as well
+    clock = StepClock(clock=gpu_times.time.perf_counter)
+    for _ in range(2):
+        arrays = [caller.gradient(np.ones(4, np.float32)) for _ in range(2)]
+        for n, array in enumerate(arrays):
+            spec, since = TensorSpec(f"w{n}", array.shape, "float32", "gpu"), gpu_times.time.perf_counter()
+            clock.called(("sync", spec.name), (spec,), Moment([7]))
+            gpu.run()
+            now[0] += 3.0  # its messages
+            clock.waited(since, ("sync", spec.name))
+        clock.end_step()
+    (recorded,) = clock.steps
+    assert np.allclose(recorded.ready, [2 * LASTS, 2 * LASTS]) and recorded.seconds == pytest.approx(2 * LASTS + 6)
+
+
 @pytest.mark.parametrize("pushed", [True, False])
 def test_a_gradient_is_ready_when_the_gpu_has_passed_its_kernel(world, monkeypatch, tmp_path, pushed):
     """And not when the kernel was queued."""
@@ -84,24 +105,27 @@ def test_what_the_gpu_computes_is_part_of_a_watched_step(world, monkeypatch):
 
 
 def test_one_reference_serves_for_a_while(monkeypatch):
-    """The host sees events pass only now and then: a push waits for nothing."""
+    """The host sees events pass only now and then: a push waits for nothing. It looks again if it was not quick."""
     gpu, made = AsyncGpu(monkeypatch), []
     reference = gpu_times._Reference
-    monkeypatch.setattr(gpu_times, "_Reference", lambda: made.append(1) or reference())
+    monkeypatch.setattr(gpu_times, "_Reference", lambda: made.append(reference()) or made[-1])
+    monkeypatch.setattr(gpu_times, "_DOUBT_S", 1e9)
     for _ in range(5):
         Moment([7, 8])
     assert len(made) == 1
     monkeypatch.setattr(gpu_times, "_FRESH_S", -1.0)
-    Moment([7])
+    monkeypatch.setattr(gpu_times, "_DOUBT_S", 0.0)
+    moment = Moment([7])
+    assert len(made) == 2 + gpu_times._TRIES
+    assert moment._reference.doubt == min(one.doubt for one in made[1:])
     gpu.run()
-    assert len(made) == 2
 
 
 class Contexts:
     """The stacks of contexts that CUDA keeps for threads, in place of numba's functions for them."""
 
     def __init__(self, patch):
-        self._stacks, self.longest = threading.local(), 0
+        self._stacks, self.all = threading.local(), []
         patch.setattr(cuda, "gpus", self)
         patch.setattr(cuda, "select_device", self.push)
         patch.setattr(cuda, "current_context", lambda: SimpleNamespace(device=self.current, pop=self.stack.pop))
@@ -110,6 +134,7 @@ class Contexts:
     def stack(self):
         if not hasattr(self._stacks, "own"):
             self._stacks.own = []
+            self.all.append(self._stacks.own)
         return self._stacks.own
 
     @property
@@ -118,13 +143,12 @@ class Contexts:
 
     def push(self, number):
         self.stack.append(number)
-        self.longest = max(self.longest, len(self.stack))
 
 
 def test_a_session_selects_its_gpu_once_in_a_thread(world, monkeypatch):
-    """Whoever makes the progress steps, and however often it looks for events."""
+    """Whoever makes the progress steps, and however often it looks for events: that of the caller, not the first."""
     gpu, contexts = AsyncGpu(monkeypatch), Contexts(monkeypatch)
-    contexts.push(0)
+    contexts.push(1)
     caller = Caller(gpu, 7)
     with Session(compressor="int8", min_bytes=0) as session:
         for step in range(3):
@@ -132,7 +156,8 @@ def test_a_session_selects_its_gpu_once_in_a_thread(world, monkeypatch):
             thread = threading.Thread(target=handle.wait)
             thread.start()
             thread.join()
-    assert world.allgather((contexts.longest, contexts.stack)) == [(1, [0])] * world.size
+    for stacks in world.allgather(contexts.all):
+        assert len(stacks) > 1 and all(stack == [1] for stack in stacks), stacks
 
 
 def test_a_thread_goes_back_to_its_own_gpu(monkeypatch):

@@ -22,7 +22,7 @@ def draw(result: Mapping[str, Any], path: Path) -> None:
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2, width_ratios=(3, 1))
     figure.suptitle(f"GPU: {cards_of(result)}")
-    _shares(left, [row for row in result.get("speeds", ()) if row["encode_bound_fraction"]])
+    _shares(left, [row for row in result.get("speeds", ()) if row["encode_bound_fraction"] and row["method"] != "copy"])
     ranks = result.get("ranks", "")
     _hidden(right, [] if isinstance(ranks, str) else ranks["overlap"])
     figure.savefig(path, dpi=120, format="png")

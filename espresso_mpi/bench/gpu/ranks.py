@@ -49,7 +49,7 @@ def main(path: str) -> None:
     from mpi4py import MPI
 
     world = MPI.COMM_WORLD
-    gpus = use_own_gpu(world, cupy)
+    gpus, pointers = use_own_gpu(world, cupy), takes_pointers(world)
     result = {
         "ranks": world.size,
         "gpus": min(gpus, world.size),
@@ -58,7 +58,7 @@ def main(path: str) -> None:
         "side_stream": side_stream(world, cupy),
         "synchronises": synchronises(cupy),
         "overlap": [overlap(world, cupy, method) for method in METHODS],
-        "sizes": [row for method in METHODS for row in times(world, cupy, method, takes_pointers(world))],
+        "sizes": [row for method in METHODS for row in times(world, cupy, method, pointers)],
     }
     if world.rank == 0:
         with open(path, "w", encoding="utf-8") as file:

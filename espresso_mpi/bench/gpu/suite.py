@@ -199,8 +199,8 @@ def _of_beside(part: Sequence[Mapping[str, Any]] | str) -> Iterator[PromiseResul
         return
     for row in part:
         slower = (row[f"{what}_beside_s"] / row[f"{what}_s"] for what in ("encode", "product"))
-        found = "{:.2f} times as long, products {:.2f}".format(*slower)
-        yield PromiseResult(f"encodes beside as long matrix products: {row['method']}", found, "–", None)
+        found = "{:.2f} and {:.2f} times as long as alone".format(*slower)
+        yield PromiseResult(f"{row['method']}: encodes and matrix products side by side", found, "–", None)
 
 
 def _of_ranks(part: Mapping[str, Any] | str) -> Iterator[PromiseResult]:

@@ -125,7 +125,6 @@ class GpuCalls(CompiledCalls):
         me = leaders.index(self.rank)
         aware = self.device_aware
         out, into = (device.empty(_RING_BYTES, np.uint8, "gpu") if aware else device.pinned(_RING_BYTES) for _ in "io")
-        device.drain()
         start = time.perf_counter()
         pairs = self._messages_of("Irecv", leaders[me - 1], into, GPU_TAG, length)
         pairs += self._messages_of("Isend", leaders[(me + 1) % len(leaders)], out, GPU_TAG, length)

@@ -42,7 +42,7 @@ class Profile:
             part; otherwise all ranks of a node cross at the same time and share its link.
         copies: ``to_host`` and ``to_gpu``, over bytes; empty without a GPU.
         check: what a session does with each tensor in host memory before it travels, over its bytes.
-        check_on_gpu: the same for a tensor on a GPU; None: as in host memory.
+        check_on_gpu: the same on a GPU, of one tensor among several; None: as in host memory.
         call: seconds that a sync costs whatever it brings.
         tensor: seconds that every tensor (or buffer of fused ones) adds whatever its size.
         segment_bytes: how sessions cut tensors, in bytes between nodes; 0: not at all.

@@ -113,7 +113,7 @@ def test_a_call_that_failed_is_no_part_of_a_step():
                 clock.end_step()
             if not (bad and rank):
                 clock.called(("sync", "a"), (A,))
-            clock.waited(0.0, ("sync", "a") if bad else None)
+            clock.waited(0.0, ("sync", "a"), failed=bad)
     assert clocks[0].count == clocks[1].count == 2
     assert clocks[0].begins("a")
     assert clocks[1].begins("a")

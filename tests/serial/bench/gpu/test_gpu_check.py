@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from espresso_mpi.bench.gpu import pictures
 from espresso_mpi.bench.gpu.report import markdown
 from espresso_mpi.bench.gpu.suite import promise_results
 
@@ -82,6 +83,28 @@ def test_what_the_sanitizer_found_is_in_the_report():
     (one,) = (one for one in promise_results(bad) if one.kept is False)
     assert one.found == "exit status 9: ERROR SUMMARY: 1 error"
     assert "Invalid __global__ read" in markdown({**bad, "rows": []})
+
+
+def test_the_picture_has_a_bar_for_each_method_and_its_goal(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    from matplotlib.axes import Axes
+
+    bars, barh = [], Axes.barh
+    monkeypatch.setattr(
+        Axes, "barh", lambda axes, y, width, **given: bars.append(width) or barh(axes, y, width, **given)
+    )
+    good = result()
+    row = good["speeds"][0]
+    pictures.draw(result(speeds=[{**row, "method": "copy", "encode_bound_fraction": 1.0}, row]), tmp_path / "gpu.png")
+    assert bars == [[0.9], [0.8]] and (tmp_path / "gpu.png").read_bytes()[:4] == b"\x89PNG"
+    assert (pictures._goal("int8"), pictures._goal("topk")) == (0.7, 0.4)
+
+
+def test_what_delays_what_is_in_the_report():
+    times = {"encode_s": 0.01, "encode_beside_s": 0.02, "product_s": 0.04, "product_beside_s": 0.05, "overlapped": 0.5}
+    both = result(beside=[{"method": "int8", **times}])
+    assert "2.00 and 1.25 times as long as alone" in [one.found for one in promise_results(both)]
+    assert "| int8 | 10.00 | 20.00 | 40.00 | 50.00 | 0.50 |" in markdown({**both, "rows": []})
 
 
 def test_the_report_has_all_parts():
