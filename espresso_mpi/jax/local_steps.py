@@ -104,7 +104,7 @@ def sparseloco(
     session: Session | None = None,
     *,
     every: int = 30,
-    learning_rate: Any = 1.0,
+    learning_rate: Any = 2.0,
     fragments: int = 1,
     delay: int = 0,
 ) -> Any:

@@ -121,7 +121,7 @@ class DiLoCo:
 
     @classmethod
     def sparse(
-        cls, params: Any, session: Session, every: int = 30, lr: float = 1.0, fragments: int = 1, delay: int = 0
+        cls, params: Any, session: Session, every: int = 30, lr: float = 2.0, fragments: int = 1, delay: int = 0
     ) -> DiLoCo:
         """SparseLoCo (Sarfi et al., 2025): sparse messages, whose error feedback takes the place of the momentum.
 
@@ -134,7 +134,8 @@ class DiLoCo:
         (``route="flat-allgather"``).
 
         Args:
-            params, every, lr, fragments, delay: as for ``DiLoCo``.
+            params, every, fragments, delay: as for ``DiLoCo``.
+            lr: η, 1 in the paper; see docs/optimizers.md for what others cost.
             session: its compressor is C, and its feedback has β: ``feedback="plain:decay=0.95"`` in the paper.
 
         Raises:

@@ -70,7 +70,7 @@ class DiLoCo(torch.optim.Optimizer):
         optimizers: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         session: Session,
         every: int = 30,
-        outer_lr: float = 1.0,
+        outer_lr: float = 2.0,
         fragments: int = 1,
         delay: int = 0,
     ) -> DiLoCo:

@@ -175,7 +175,7 @@ def test_sparse_messages_need_feedback_that_is_named(session):
         DiLoCo.sparse(start(), session)
     with Session(compressor="topk_in_chunks", feedback="plain:decay=0.95") as opened:
         params, deltas = start(), moves(4)
-        diloco = DiLoCo.sparse(params, opened, every=4, fragments=2)
+        diloco = DiLoCo.sparse(params, opened, every=4, lr=1.0, fragments=2)
         for delta in deltas:
             for name in params:
                 params[name] += delta[name].astype(np.float32)
