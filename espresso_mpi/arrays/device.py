@@ -99,7 +99,7 @@ def current_gpu() -> int:
 
 
 def use_gpu(number: int) -> None:
-    """Let this thread work on a GPU: a new one begins with the first. ``leaving_stream`` goes back to that before."""
+    """Let this thread work on a GPU; a new thread begins with the first one. ``leaving_stream`` undoes it."""
     from numba import cuda
 
     active = cuda.gpus.current  # None: no GPU yet. To ask for the context would make one on the first GPU

@@ -46,16 +46,15 @@ class Moment:
 _FRESH_S = 10.0
 """For so long, one reference serves: later, milliseconds in 24 bits are too coarse, and the two clocks may differ."""
 
-
-_DOUBT_S, _TRIES = 50e-6, 4
-"""What the host may miss, and how often more it tries."""
+_UNCERTAIN_S, _TRIES = 50e-6, 4
+"""The uncertainty of a reference that is good enough, and how many more are tried if it is larger."""
 
 
 class _Reference:
     """An event on an idle stream, of which the host sees when the GPU passes it: it relates their clocks.
 
     Attributes:
-        at: when it passed, by the host's clock; doubt: how long the host was not looking, in seconds.
+        at: when it passed, by the host's clock; uncertainty: seconds within which it passed.
     """
 
     def __init__(self) -> None:
@@ -66,7 +65,7 @@ class _Reference:
         while not self._event.query():
             pass
         end = time.perf_counter()
-        self.at, self.doubt = (begin + end) / 2, end - begin
+        self.at, self.uncertainty = (begin + end) / 2, end - begin
 
     def seconds(self, event: Any) -> float:
         """When the GPU has passed another event, on the host's clock."""
@@ -83,10 +82,10 @@ def _reference() -> _Reference:
 
 
 def _best() -> _Reference:
-    """A reference with little doubt: another thread of Python may run between two looks, for milliseconds."""
+    """The least uncertain of some references: another thread of Python may run for milliseconds meanwhile."""
     found = _Reference()
     for _ in range(_TRIES):
-        if found.doubt <= _DOUBT_S:
+        if found.uncertainty <= _UNCERTAIN_S:
             break
-        found = min(found, _Reference(), key=lambda one: one.doubt)
+        found = min(found, _Reference(), key=lambda one: one.uncertainty)
     return found

@@ -109,15 +109,15 @@ def test_one_reference_serves_for_a_while(monkeypatch):
     gpu, made = AsyncGpu(monkeypatch), []
     reference = gpu_times._Reference
     monkeypatch.setattr(gpu_times, "_Reference", lambda: made.append(reference()) or made[-1])
-    monkeypatch.setattr(gpu_times, "_DOUBT_S", 1e9)
+    monkeypatch.setattr(gpu_times, "_UNCERTAIN_S", 1e9)
     for _ in range(5):
         Moment([7, 8])
     assert len(made) == 1
     monkeypatch.setattr(gpu_times, "_FRESH_S", -1.0)
-    monkeypatch.setattr(gpu_times, "_DOUBT_S", 0.0)
+    monkeypatch.setattr(gpu_times, "_UNCERTAIN_S", 0.0)
     moment = Moment([7])
     assert len(made) == 2 + gpu_times._TRIES
-    assert moment._reference.doubt == min(one.doubt for one in made[1:])
+    assert moment._reference.uncertainty == min(one.uncertainty for one in made[1:])
     gpu.run()
 
 
